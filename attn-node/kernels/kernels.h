@@ -1,0 +1,59 @@
+/*
+ * The inner loops of a node over plain row views: exact attend, gather + attend, lsh look-up. One
+ * table of functions, chosen once at start from cpuid (PIGPEN_ISA=scalar|avx2|avx512|avx512bf16
+ * forces a lower one); one file per operation and instruction set. No kernel allocates, locks or
+ * reads beyond the rows it is given. Threads: pure over their arguments; scratch is the caller's.
+ */
+#ifndef PIGPEN_ATTN_NODE_KERNELS_KERNELS_H
+#define PIGPEN_ATTN_NODE_KERNELS_KERNELS_H
+
+#include <stdint.h>
+
+#include "common/attn/math.h"
+#include "common/attn/shape.h"
+
+/* Rows of one kv head: row i at base + i * row_bytes, K first, V at v_offset bytes. */
+struct an_rows {
+    const uint8_t *base;
+    uint64_t row_bytes;
+    uint32_t v_offset;
+    uint32_t dim;
+    enum pp_dtype dtype;
+};
+
+/* A running softmax of one q row and head: m = max of (score - log u), sum = sum e^(.-m),
+ * o = sum e^(.-m) v, not normalised. Error sums as in ARCHITECTURE.md: a_i = e^(s_i-m)/u_i,
+ * b_i = (1-u_i) a_i^2, b0 = sum b, b1 = sum b v, b2 = sum b |v|^2. Exact rows have u = 1. */
+struct an_accumulator {
+    float *o;  /* [dim] f32 */
+    float *b1; /* [dim] f32; NULL: errors are not wanted */
+    float m;   /* -inf at first */
+    float sum;
+    float b0, b2;
+    uint32_t keys_read;
+};
+
+struct an_kernels {
+    const char *isa;
+    /* Every row of [begin, end) for `heads` queries (all heads of a group and all q rows alike):
+     * q [heads][dim] f32, already multiplied by the scale. Reads each row once. */
+    void (*attend_exact)(const struct an_rows *rows, uint32_t begin, uint32_t end, const float *q,
+                         uint32_t heads, struct an_accumulator *accumulators);
+    /* The rows ids[0..count) for one query, each with its log u (log_u NULL: u = 1). */
+    void (*attend_gather)(const struct an_rows *rows, const uint16_t *ids, const float *log_u,
+                          uint32_t count, const float *q, struct an_accumulator *accumulator);
+};
+
+/* The table in use. Chosen at the first call (call it on main before threads start). */
+const struct an_kernels *an_kernels_get(void);
+
+/* A table by name for tests and benches; NULL when this machine or build lacks it. */
+const struct an_kernels *an_kernels_named(const char *isa);
+
+void an_accumulator_clear(struct an_accumulator *accumulator, uint32_t dim);
+
+/* Merges `from` into `into` (same dim); rescales the error sums too. */
+void an_accumulator_merge(struct an_accumulator *into, const struct an_accumulator *from,
+                          uint32_t dim);
+
+#endif

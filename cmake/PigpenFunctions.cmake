@@ -1,0 +1,45 @@
+# How folders become libraries, and test files become tests.
+
+# Flags for files that are named for their instruction set (or for its absence).
+function(pigpen_isa_flags)
+    foreach(file IN LISTS ARGN)
+        if(file MATCHES "_avx512bf16\\.c$")
+            set(flags -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512cd -mavx512vnni
+                -mavx512vbmi -mavx512vbmi2 -mavx512bf16 -mfma -mf16c -mbmi -mbmi2 -mlzcnt)
+        elseif(file MATCHES "_avx512\\.c$")
+            set(flags -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512cd -mfma -mf16c -mbmi
+                -mbmi2 -mlzcnt)
+        elseif(file MATCHES "_avx2\\.c$")
+            set(flags -mavx2 -mfma -mf16c -mbmi -mbmi2 -mlzcnt)
+        elseif(file MATCHES "_scalar\\.c$")
+            set(flags -fno-vectorize -fno-slp-vectorize)
+        else()
+            continue()
+        endif()
+        set_property(SOURCE ${file} APPEND PROPERTY COMPILE_OPTIONS ${flags})
+    endforeach()
+endfunction()
+
+# pigpen_layer(NAME [DEPS library...]): every .c file of this folder but main.c as one library.
+function(pigpen_layer name)
+    cmake_parse_arguments(LAYER "" "" "DEPS" ${ARGN})
+    file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.c)
+    list(FILTER sources EXCLUDE REGEX "/main\\.c$")
+    if(NOT sources)
+        add_library(${name} INTERFACE)
+        target_link_libraries(${name} INTERFACE pigpen_flags ${LAYER_DEPS})
+        return()
+    endif()
+    pigpen_isa_flags(${sources})
+    add_library(${name} STATIC ${sources})
+    target_link_libraries(${name} PUBLIC pigpen_flags ${LAYER_DEPS})
+endfunction()
+
+# pigpen_test(NAME SOURCE LABEL): a CMocka program linked against every library of the project.
+function(pigpen_test name source label)
+    add_executable(${name} ${source})
+    target_link_libraries(${name} PRIVATE pigpen_everything PkgConfig::CMOCKA m)
+    target_compile_definitions(${name} PRIVATE PP_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT 600)
+endfunction()

@@ -1,0 +1,74 @@
+/*
+ * Shapes of a model's attention and of the rows that hold its K/V, and the checks on them.
+ * Pure, any thread.
+ */
+#ifndef PIGPEN_COMMON_ATTN_SHAPE_H
+#define PIGPEN_COMMON_ATTN_SHAPE_H
+
+#include <stdint.h>
+
+#include "common/base/status.h"
+
+/* Values as in proto Dtype and EstimatorKind. */
+enum pp_dtype { PP_DTYPE_NONE = 0, PP_BF16 = 1, PP_F16 = 2, PP_F32 = 3 };
+enum pp_estimator_kind {
+    PP_ESTIMATOR_NONE = 0,
+    PP_EXACT = 1,
+    PP_LSH = 2,
+    PP_SKETCH = 3,
+};
+
+/* lsh: k bits a table, l tables, t of which must collide. Unused ones are 0. */
+struct pp_estimator {
+    enum pp_estimator_kind kind;
+    uint32_t k, l, t;
+};
+
+struct pp_shape {
+    uint32_t layers;
+    uint32_t q_heads;
+    uint32_t kv_heads; /* q_heads is a multiple; group = q_heads / kv_heads */
+    uint32_t head_dim; /* 1 to 256 */
+    float scale;       /* of the softmax */
+    enum pp_dtype kv_dtype;
+};
+
+static inline uint32_t pp_shape_group(const struct pp_shape *shape)
+{
+    return shape->q_heads / shape->kv_heads;
+}
+
+/* 2 for bf16 and f16, 4 for f32, 0 for anything else. */
+uint32_t pp_dtype_bytes(enum pp_dtype dtype);
+
+/* "bf16"; for logs and options. */
+const char *pp_dtype_name(enum pp_dtype dtype);
+const char *pp_estimator_name(enum pp_estimator_kind kind);
+
+/* PP_BAD_SHAPE or PP_BAD_DTYPE unless: 1 <= layers, heads, dim <= their limits (limits.h), q_heads
+ * a multiple of kv_heads, scale finite and > 0, a known dtype. A scale of 0 must have been replaced
+ * by 1/sqrt(head_dim) before. */
+PP_MUST_USE enum pp_status pp_shape_check(const struct pp_shape *shape);
+
+/* Fills zeros with defaults (lsh: 10, 150, 2) and checks: lsh 1 <= k <= 16, 1 <= t <= l <= 512.
+ * PP_INVALID_ARGUMENT, or PP_UNIMPLEMENTED for an estimator this build does not have. */
+PP_MUST_USE enum pp_status pp_estimator_resolve(struct pp_estimator *estimator);
+
+/* Parses "exact", "lsh", "lsh:k=10,l=150,t=2". PP_INVALID_ARGUMENT. The result is resolved. */
+PP_MUST_USE enum pp_status pp_estimator_parse(const char *text, struct pp_estimator *estimator_out);
+
+/* One row [K|V] of a token and kv head: V starts at dim * dtype bytes, the row is padded to 64. */
+static inline uint64_t pp_row_bytes(uint32_t head_dim, enum pp_dtype dtype)
+{
+    return (2ull * head_dim * pp_dtype_bytes(dtype) + 63u) & ~63ull;
+}
+
+/* f32 values to and from a wire dtype (rounded half to even), count of them. */
+void pp_dtype_from_f32(enum pp_dtype dtype, const float *values, uint64_t count, void *out);
+void pp_dtype_to_f32(enum pp_dtype dtype, const void *values, uint64_t count, float *out);
+
+/* PP_NON_FINITE when a value is not finite or its magnitude is above PP_MAGNITUDE_MAX. */
+PP_MUST_USE enum pp_status pp_dtype_check_finite(enum pp_dtype dtype, const void *values,
+                                                 uint64_t count);
+
+#endif

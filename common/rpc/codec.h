@@ -1,0 +1,50 @@
+/*
+ * Messages whose last field is `bytes payload` (field 15): built by appending tag and length behind
+ * a packed header, read by finding the payload in place. Any protobuf client meets plain protobuf.
+ * Pure, any thread.
+ */
+#ifndef PIGPEN_COMMON_RPC_CODEC_H
+#define PIGPEN_COMMON_RPC_CODEC_H
+
+#include <protobuf-c/protobuf-c.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/status.h"
+#include "common/rpc/transport.h"
+
+#define PP_PAYLOAD_FIELD 15u
+
+/* A bounded bump allocator for unpacking: everything goes at reset. A message that needs more than
+ * `bytes` fails to unpack instead of taking memory. */
+struct pp_codec_arena {
+    ProtobufCAllocator allocator; /* hand this to protobuf_c_message_unpack */
+    uint8_t *base;
+    size_t bytes;
+    size_t used;
+};
+PP_MUST_USE enum pp_status pp_codec_arena_init(struct pp_codec_arena *arena, size_t bytes);
+void pp_codec_arena_deinit(struct pp_codec_arena *arena);
+void pp_codec_arena_reset(struct pp_codec_arena *arena);
+
+/* Packs header (whose payload field is unset) plus tag and length of a payload of payload_bytes into
+ * out [capacity]; PP_MESSAGE_TOO_LARGE when it does not fit. */
+PP_MUST_USE enum pp_status pp_codec_pack(const ProtobufCMessage *header, size_t payload_bytes,
+                                         uint8_t *out, size_t capacity, size_t *bytes_out);
+
+/* A received message, unpacked: the header by protobuf-c in the arena, the payload in place. It is
+ * contiguous when one piece holds it; else it is copied into the arena's owner's scratch (see
+ * pp_payload_view). Unusual layouts (payload not last, twice, in the middle) are met by the general
+ * unpack and one copy. PP_INVALID_ARGUMENT on malformed input, PP_MESSAGE_TOO_LARGE when the arena
+ * is too small. */
+struct pp_payload_view {
+    const uint8_t *data; /* contiguous */
+    size_t bytes;
+};
+PP_MUST_USE enum pp_status pp_codec_unpack(const struct pp_message *message,
+                                           const ProtobufCMessageDescriptor *descriptor,
+                                           struct pp_codec_arena *arena,
+                                           ProtobufCMessage **header_out,
+                                           struct pp_payload_view *payload_out);
+
+#endif

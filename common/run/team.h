@@ -1,0 +1,21 @@
+/*
+ * A team of threads for data-parallel loops, over OpenMP. The one place with `#pragma omp`, so that
+ * ThreadSanitizer is told about fork and join here and team size is set in one place. The caller is
+ * the master and takes part. Teams of different masters are separate.
+ */
+#ifndef PIGPEN_COMMON_RUN_TEAM_H
+#define PIGPEN_COMMON_RUN_TEAM_H
+
+#include <stdint.h>
+
+/* Calls body(context, index, thread) for every index in [0, count), each once, spread dynamically
+ * over up to `threads` threads; thread is in [0, threads). Returns when all are done. threads = 1
+ * runs inline. body must not call pp_team_for. */
+void pp_team_for(uint32_t threads, uint64_t count,
+                 void (*body)(void *context, uint64_t index, uint32_t thread), void *context);
+
+/* The threads this process should compute with: the cgroup's CPU quota (rounded up), cpuset and
+ * affinity mask, whichever is least; at least 1. */
+uint32_t pp_team_threads_default(void);
+
+#endif

@@ -1,0 +1,132 @@
+/*
+ * The worker's side of the nodes: channels, the routing table, appends through a bounded outbox,
+ * attends and their merge inputs. On the walk: engine/step > remote/route > remote/attn_client >
+ * rpc, and engine/sequence > remote/outbox > rpc. It refuses to know devices and models.
+ *
+ * Threads: the engine thread calls everything below but gw_remote_poll, which is the rpc thread's
+ * body. With start/stop the remote owns that thread; without (simulator, tests) waits call poll
+ * inline. Requests and results cross over by rings; memory named by a request stays the engine's and
+ * untouched until its wait returns.
+ */
+#ifndef PIGPEN_GPU_WORKER_REMOTE_REMOTE_H
+#define PIGPEN_GPU_WORKER_REMOTE_REMOTE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/attn/partial.h"
+#include "common/attn/shape.h"
+#include "common/base/clock.h"
+#include "common/base/limits.h"
+#include "common/base/stat.h"
+#include "common/base/status.h"
+#include "common/rpc/transport.h"
+
+enum gw_shard { GW_SHARD_TOKENS, GW_SHARD_KV_HEADS };
+
+#define GW_NODES_MAX 64u
+
+struct gw_node_address {
+    char name[64];
+    char address[256];
+};
+
+struct gw_remote_config {
+    struct pp_transport *transport; /* borrowed */
+    struct pp_clock clock;
+    struct gw_node_address nodes[GW_NODES_MAX];
+    uint32_t node_count;
+    enum gw_shard shard;
+    uint64_t attend_timeout_us; /* 1.5 s: a lost node ends a request within 2 s */
+    uint64_t call_timeout_us;   /* open, seal, close: 10 s */
+    uint64_t outbox_bytes_max;  /* 64 MiB: K/V not acknowledged yet */
+    const struct pp_tls *tls;   /* NULL: plain text */
+    struct pp_stats *stats;     /* may be NULL */
+};
+
+struct gw_remote;
+struct gw_remote_sequence;
+
+/* Opens channels; nodes need not answer yet. PP_INVALID_ARGUMENT, PP_MEMORY. */
+PP_MUST_USE enum pp_status gw_remote_new(const struct gw_remote_config *config,
+                                         struct gw_remote **remote_out);
+void gw_remote_destroy(struct gw_remote *remote);
+PP_MUST_USE enum pp_status gw_remote_start(struct gw_remote *remote);
+void gw_remote_stop(struct gw_remote *remote);
+size_t gw_remote_poll(struct gw_remote *remote, uint64_t until_us);
+
+/* Waits until every node answers Health, up to timeout_us. PP_UNAVAILABLE names the missing ones in
+ * the log. Checks protocol and features. */
+PP_MUST_USE enum pp_status gw_remote_ready(struct gw_remote *remote, uint64_t timeout_us);
+
+struct gw_remote_sequence_config {
+    struct pp_shape shape;
+    uint8_t fingerprint[PP_FINGERPRINT_BYTES];
+    uint32_t fingerprint_bytes;
+    struct pp_estimator estimator;
+    uint64_t hash_seed;
+    const uint32_t *dense_layers;
+    uint32_t dense_layer_count;
+    uint64_t tokens_expected; /* token shards: the span is cut evenly over the nodes; growth goes to
+                                 the last part */
+};
+
+/* Opens the parts of a new sequence on the nodes. */
+PP_MUST_USE enum pp_status gw_remote_sequence_open(struct gw_remote *remote,
+                                                   const struct gw_remote_sequence_config *config,
+                                                   struct gw_remote_sequence **sequence_out);
+/* Closes its parts (best effort) and frees it. */
+void gw_remote_sequence_close(struct gw_remote_sequence *sequence);
+
+/* Hands over rows [start, start + count) of a layer for the nodes; start is counted from the first
+ * token that ever leaves the worker (the sink stays). k, v: [token][kv head][dim] of kv_dtype; copied
+ * at once. `bulk`: prefill. Waits while the outbox is full. A failure of a node comes back here or
+ * at the next wait: PP_UNAVAILABLE, PP_INCARNATION_CHANGED ... */
+PP_MUST_USE enum pp_status gw_remote_append(struct gw_remote_sequence *sequence, uint32_t layer,
+                                            uint64_t start, uint32_t count, const void *k,
+                                            const void *v, bool bulk);
+/* Tokens of a layer that every part has acknowledged: the prefix an attend may ask for. The engine
+ * attends the rest itself (law 1). */
+uint64_t gw_remote_held(const struct gw_remote_sequence *sequence, uint32_t layer);
+/* Waits until all that was handed over is acknowledged. */
+PP_MUST_USE enum pp_status gw_remote_flush(struct gw_remote_sequence *sequence);
+/* Seals what the parts hold and waits until it is indexed (progress may be NULL). */
+PP_MUST_USE enum pp_status gw_remote_seal(struct gw_remote_sequence *sequence,
+                                          void (*progress)(void *context, uint64_t indexed,
+                                                           uint64_t total),
+                                          void *context);
+PP_MUST_USE enum pp_status gw_remote_truncate(struct gw_remote_sequence *sequence,
+                                              uint64_t held_tokens);
+
+/* Attend of one layer: q [q row][q head][dim] f32 over the first held_tokens. Begin sends at once
+ * and returns; wait gives the merged partials of all parts. At most one in flight a sequence.
+ * seeds [q_rows] or NULL. */
+struct gw_remote_attend {
+    uint32_t layer;
+    uint64_t held_tokens;
+    uint32_t q_rows;
+    const float *q;
+    const uint64_t *seeds;
+    struct pp_estimator estimator; /* kind NONE: the sequence's */
+};
+struct gw_remote_answer {
+    float *o;   /* [q row][q head][dim] f32, caller's memory */
+    float *lse; /* [q row][q head], -inf where nothing was held */
+    float *var, *lse_var; /* [q row][q head] or NULL */
+    uint64_t keys_read, keys_held; /* rows a kv head, summed over kv heads and q rows */
+    uint64_t node_us;   /* the slowest node's own time */
+    uint64_t network_us; /* dispatch to last answer, less node_us */
+    bool estimator_used; /* every part that held tokens used the asked estimator somewhere */
+};
+PP_MUST_USE enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
+                                                  const struct gw_remote_attend *attend);
+PP_MUST_USE enum pp_status gw_remote_attend_wait(struct gw_remote_sequence *sequence,
+                                                 struct gw_remote_answer *answer);
+
+/* For people: the error that ended things, naming node and cause; "" when none. */
+const char *gw_remote_error(const struct gw_remote_sequence *sequence);
+
+/* Held tokens a node, for tables: [node_count]. */
+void gw_remote_tokens_held(struct gw_remote_sequence *sequence, uint64_t *tokens_out);
+
+#endif
