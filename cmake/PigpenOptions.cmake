@@ -11,7 +11,7 @@ endif()
 add_library(pigpen_flags INTERFACE)
 target_compile_options(pigpen_flags INTERFACE
     -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wpointer-arith
-    -Wcast-qual -Wundef -fno-common -fno-math-errno -fno-strict-aliasing -ffp-contract=off)
+    -Wcast-qual -Wundef -Wno-format-zero-length -fno-common -fno-math-errno -fno-strict-aliasing -ffp-contract=off)
 if(PIGPEN_WERROR)
     target_compile_options(pigpen_flags INTERFACE -Werror)
 endif()

@@ -1,7 +1,8 @@
 /*
  * Node memory: jemalloc arenas (one a NUMA node) with extent hooks that map, bind and ask for huge
- * pages; sanitizer builds map directly, so that every access is checked. For indexes and scratch;
- * K/V rows come from pages.h, which never moves them. Threads: any.
+ * pages; sanitizer builds take from the sanitizer's own allocator, so that every access is checked.
+ * For indexes and scratch; K/V rows come from pages.h, which never moves them. Freed memory goes
+ * back to the system within a second. Threads: any.
  */
 #ifndef PIGPEN_COMMON_MEM_ARENA_H
 #define PIGPEN_COMMON_MEM_ARENA_H
@@ -23,7 +24,8 @@ void pp_arena_destroy(struct pp_arena *arena);
 PP_MUST_USE enum pp_status pp_arena_take(struct pp_arena *arena, uint64_t bytes, void **memory_out);
 void pp_arena_give(struct pp_arena *arena, void *memory, uint64_t bytes);
 
-/* What the allocator says: bytes in use and bytes mapped. */
+/* What the allocator says: bytes in use and bytes backed by memory (in use, fragments, and freed
+ * ones on their way back). Takes a lock: for metrics, not for the step path. */
 void pp_arena_usage(const struct pp_arena *arena, uint64_t *allocated_out, uint64_t *mapped_out);
 
 #endif

@@ -1,0 +1,140 @@
+/*
+ * Teams: every index once, memory ordered by fork and join, masters side by side, threads asleep
+ * soon after.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+
+#include "common/run/team.h"
+
+#define COUNT 10000u
+
+struct loop {
+    uint32_t threads;
+    uint32_t visits[COUNT]; /* not atomic: each index belongs to one thread */
+    _Atomic uint32_t thread_seen[8];
+    _Atomic uint32_t out_of_range;
+};
+
+static void visit(void *context, uint64_t index, uint32_t thread)
+{
+    struct loop *loop = context;
+    ++loop->visits[index];
+    if (thread >= loop->threads) {
+        atomic_fetch_add(&loop->out_of_range, 1);
+        return;
+    }
+    atomic_fetch_add(&loop->thread_seen[thread], 1);
+}
+
+static void run_loop(struct loop *loop, uint32_t threads, uint64_t count)
+{
+    memset(loop, 0, sizeof(*loop));
+    loop->threads = threads;
+    pp_team_for(threads, count, visit, loop);
+    for (uint64_t index = 0; index < COUNT; ++index) {
+        assert_int_equal(loop->visits[index], index < count ? 1 : 0);
+    }
+    assert_int_equal(loop->out_of_range, 0);
+}
+
+static void every_index_is_visited_once(void **state)
+{
+    (void)state;
+    static struct loop loop;
+    const uint64_t counts[] = {0, 1, 2, 3, 7, 64, COUNT};
+    for (uint32_t threads = 1; threads <= 5; ++threads) {
+        for (size_t at = 0; at < sizeof(counts) / sizeof(counts[0]); ++at) {
+            run_loop(&loop, threads, counts[at]);
+        }
+    }
+}
+
+static void one_thread_runs_inline(void **state)
+{
+    (void)state;
+    static struct loop loop;
+    run_loop(&loop, 1, 100);
+    assert_int_equal(loop.thread_seen[0], 100);
+}
+
+/* Plain memory written before, in and after the loop: what the sanitizer must find in order. */
+static void writes_are_seen_across_fork_and_join(void **state)
+{
+    (void)state;
+    static struct loop loop;
+    for (int round = 0; round < 200; ++round) {
+        run_loop(&loop, 4, 50);
+    }
+}
+
+static void *run_many(void *argument)
+{
+    struct loop *loop = argument;
+    for (int round = 0; round < 50; ++round) {
+        run_loop(loop, 2, 300);
+    }
+    return NULL;
+}
+
+static void masters_have_teams_of_their_own(void **state)
+{
+    (void)state;
+    static struct loop loops[2];
+    pthread_t other;
+    assert_int_equal(pthread_create(&other, NULL, run_many, &loops[1]), 0);
+    run_many(&loops[0]);
+    assert_int_equal(pthread_join(other, NULL), 0);
+}
+
+static double process_cpu_ms(void)
+{
+    struct timespec used;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+    return (double)used.tv_sec * 1e3 + (double)used.tv_nsec * 1e-6;
+}
+
+static void idle_threads_do_not_spin_long(void **state)
+{
+    (void)state;
+    static struct loop loop;
+    struct timespec pause = {.tv_nsec = 100 * 1000 * 1000};
+    double least_ms = 1e9;
+    for (int round = 0; round < 5; ++round) {
+        run_loop(&loop, 4, 300);
+        double before_ms = process_cpu_ms();
+        nanosleep(&pause, NULL); /* the measured time, not a synchronisation */
+        double used_ms = process_cpu_ms() - before_ms;
+        least_ms = used_ms < least_ms ? used_ms : least_ms;
+    }
+    print_message("cpu time of an idle team in 100 ms: %.3f ms\n", least_ms);
+    assert_true(least_ms < 30.0);
+}
+
+static void default_team_has_a_thread(void **state)
+{
+    (void)state;
+    assert_true(pp_team_threads_default() >= 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_index_is_visited_once),
+        cmocka_unit_test(one_thread_runs_inline),
+        cmocka_unit_test(writes_are_seen_across_fork_and_join),
+        cmocka_unit_test(masters_have_teams_of_their_own),
+        cmocka_unit_test(idle_threads_do_not_spin_long),
+        cmocka_unit_test(default_team_has_a_thread),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
