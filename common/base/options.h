@@ -2,8 +2,12 @@
  * Options of a program: one table makes the flags, the PIGPEN_* variables, the YAML keys, --help,
  * --print-config and /config. Flag > environment > file > default. An unknown flag, an unknown
  * PIGPEN_* variable and an unknown key are start-up errors that name the nearest known one.
- * `--memory-limit` is PIGPEN_MEMORY_LIMIT and memory_limit. A default is text, parsed like the rest.
- * Secrets are only ever file paths. Threads: the parse happens once on the main thread.
+ * `--memory-limit` is PIGPEN_MEMORY_LIMIT and memory_limit. A default is text, parsed like the
+ * rest. General ones come of themselves: --config FILE (PIGPEN_CONFIG), --print-config,
+ * --check-config,
+ * --version, --help. PIGPEN_ISA passes (common/run/cpu.h). In the file a list of plain values is
+ * the same as its items with commas between. A flag given twice: the last counts. Secrets are only
+ * ever file paths. Threads: the parse happens once on the main thread.
  */
 #ifndef PIGPEN_COMMON_BASE_OPTIONS_H
 #define PIGPEN_COMMON_BASE_OPTIONS_H
@@ -16,12 +20,12 @@
 #include "common/base/status.h"
 
 enum pp_option_kind {
-    PP_OPTION_BOOL,     /* bool *; --flag, --flag=false, --no-flag */
-    PP_OPTION_U64,      /* uint64_t *; within [min, max] */
-    PP_OPTION_DOUBLE,   /* double *; within [number_min, number_max] */
-    PP_OPTION_TEXT,     /* const char **; lives as long as the struct pp_options */
-    PP_OPTION_SIZE,     /* uint64_t * bytes; "64GiB", "67108864", "80%" of `whole` */
-    PP_OPTION_DURATION, /* uint64_t * microseconds; "500ms", "30s", "10m" */
+    PP_OPTION_BOOL,   /* bool *; --flag, --flag=false, --no-flag */
+    PP_OPTION_U64,    /* uint64_t *; within [min, max] */
+    PP_OPTION_DOUBLE, /* double *; within [number_min, number_max]; both 0: no bounds */
+    PP_OPTION_TEXT,   /* const char **; lives as long as the struct pp_options */
+    PP_OPTION_SIZE,   /* uint64_t * bytes; "64GiB", "64Gi", "64GB", "67108864", "80%" of `whole` */
+    PP_OPTION_DURATION, /* uint64_t * microseconds; "250us", "500ms", "30s", "1m30s", "2h", "0" */
     PP_OPTION_CHOICE,   /* int *; index of one of `choices` */
 };
 
@@ -47,13 +51,14 @@ struct pp_options; /* owns the texts */
 
 enum pp_options_outcome {
     PP_OPTIONS_RUN,   /* go on */
-    PP_OPTIONS_EXIT_0 /* --help, --version, --print-config or --check-config has answered */
+    PP_OPTIONS_EXIT_0 /* --help, --version, --print-config or --check-config has answered; targets
+                         are not written */
 };
 
 struct pp_options_spec {
-    const char *program;     /* "attn-node", or "gpu-worker generate" */
-    const char *summary;     /* what it does, for --help */
-    const char *examples;    /* shown at the end of --help; may be NULL */
+    const char *program;  /* "attn-node", or "gpu-worker generate" */
+    const char *summary;  /* what it does, for --help */
+    const char *examples; /* shown at the end of --help; may be NULL */
     const char *version;
     const struct pp_option *options;
     size_t option_count;
@@ -62,7 +67,9 @@ struct pp_options_spec {
 
 /* Parses argv (argv[0] skipped), the environment and the file of --config. On an error a clear line
  * that says what to do has gone to `errors`, and the status is PP_INVALID_ARGUMENT (or PP_IO for
- * the file). options_out is to be destroyed on success. The targets are written on success only. */
+ * a file that cannot be read). options_out is to be destroyed on success. The targets are written
+ * on success only; texts in them live until then. The table and the spec's texts must live as long.
+ */
 PP_MUST_USE enum pp_status pp_options_parse(const struct pp_options_spec *spec, int argc,
                                             char *const *argv, char *const *environment,
                                             FILE *output, FILE *errors,
