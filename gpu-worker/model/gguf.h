@@ -27,7 +27,7 @@ struct gw_tensor {
     const char *name;
     enum gw_tensor_type type;
     uint32_t dim_count;
-    uint64_t dims[4]; /* dims[0] is contiguous (in_features); absent ones are 1 */
+    uint64_t dims[4];    /* dims[0] is contiguous (in_features); absent ones are 1 */
     const uint8_t *data; /* in the file's memory, aligned as the file says (32) */
     uint64_t bytes;
 };

@@ -16,13 +16,15 @@
 struct gw_tokenizer;
 
 PP_MUST_USE enum pp_status gw_tokenizer_new(const struct gw_gguf *gguf, char *error_out,
-                                            size_t error_bytes, struct gw_tokenizer **tokenizer_out);
+                                            size_t error_bytes,
+                                            struct gw_tokenizer **tokenizer_out);
 void gw_tokenizer_destroy(struct gw_tokenizer *tokenizer);
 
 uint32_t gw_tokenizer_vocab(const struct gw_tokenizer *tokenizer);
 
 /* Text to ids. parse_special: control tokens in the text become their ids (templates); otherwise
- * they are plain text (users' content). *ids_out is malloc'ed by the callee, freed by the caller. */
+ * they are plain text (users' content). *ids_out is malloc'ed by the callee, freed by the caller.
+ */
 PP_MUST_USE enum pp_status gw_tokenizer_encode(const struct gw_tokenizer *tokenizer,
                                                const char *text, size_t bytes, bool parse_special,
                                                uint32_t **ids_out, size_t *count_out);
