@@ -1,0 +1,166 @@
+/*
+ * A device that computes: memory, streams, events and a table of operations. `host` implements it
+ * here with threads and oneDNN; a CUDA device implements the same table. The engine above is one.
+ * On the walk: engine/step > ops > device. It refuses to know models, sequences and nodes.
+ *
+ * All pointers in operations are device memory (alloc, import), but for the ids and small structs
+ * said to be the host's. Operations go to a stream, run in its order and are finished after
+ * synchronize; on the host each is finished when its call returns. Activations are f32, row-major,
+ * rows dense. Shapes were checked by whoever loaded the model: the operations assert on them.
+ *
+ * Threads: one thread owns a device and all that was made from it. prepare sizes the scratch once;
+ * after it no operation allocates. Errors: PP_MEMORY, PP_INTERNAL (the library below failed).
+ */
+#ifndef PIGPEN_GPU_WORKER_DEVICE_DEVICE_H
+#define PIGPEN_GPU_WORKER_DEVICE_DEVICE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/attn/shape.h"
+#include "common/base/status.h"
+
+/* How weights lie in memory: ids and layouts of GGUF. Blocks of 32 along the columns:
+ * Q4_0 {f16 d, 16 bytes}: w[j] = d ((b[j] & 15) - 8), w[j + 16] = d ((b[j] >> 4) - 8);
+ * Q4_1 {f16 d, f16 m, 16 bytes}: d q + m, same order; Q8_0 {f16 d, 32 int8}: d q. */
+enum gw_weight_type {
+    GW_WEIGHT_F32 = 0,
+    GW_WEIGHT_F16 = 1,
+    GW_WEIGHT_Q4_0 = 2,
+    GW_WEIGHT_Q4_1 = 3,
+    GW_WEIGHT_Q8_0 = 8,
+    GW_WEIGHT_BF16 = 30,
+};
+
+/* A weight matrix [row][column], used as y = W x: rows are outputs, columns inputs. */
+struct gw_matrix {
+    enum gw_weight_type type;
+    uint32_t rows;
+    uint32_t columns; /* a multiple of 32 for the block types */
+    const void *data;
+};
+
+/* Bytes of one row; 0 when the type is unknown or columns do not fill whole blocks. */
+uint64_t gw_matrix_row_bytes(enum gw_weight_type type, uint32_t columns);
+
+/* K/V rows of one layer: [token][kv head][dim] of a wire dtype, tokens dense. */
+struct gw_kv_rows {
+    const void *k;
+    const void *v;
+    uint64_t count; /* tokens */
+};
+
+/* Heads of one layer's attention. */
+struct gw_heads {
+    uint32_t q_heads;
+    uint32_t kv_heads;
+    uint32_t head_dim;
+    float scale;
+    enum pp_dtype kv_dtype;
+};
+
+/* Angles: cos and sin [position][head_dim / 2] f32, positions [0, position_count). */
+struct gw_rope_table {
+    const float *cosine;
+    const float *sine;
+    uint32_t position_count;
+    bool interleaved; /* pairs (2i, 2i + 1); otherwise (i, i + dim / 2) */
+};
+
+/* The largest shapes that will be asked for: sizes the scratch. */
+struct gw_device_limits {
+    uint32_t columns_max; /* of any matrix */
+    uint32_t rows_max;    /* activations rows of one call */
+    struct gw_heads heads;
+    uint64_t kv_tokens_max; /* of one attend */
+};
+
+struct gw_device;
+struct gw_stream;
+struct gw_event;
+
+struct gw_device_ops {
+    const char *name;
+    void (*destroy)(struct gw_device *device);
+    enum pp_status (*prepare)(struct gw_device *device, const struct gw_device_limits *limits);
+
+    /* 64-byte aligned, contents undefined. */
+    enum pp_status (*alloc)(struct gw_device *device, uint64_t bytes, void **memory_out);
+    void (*free)(struct gw_device *device, void *memory);
+    /* Host bytes that outlive the device, seen from the device: the host lends the pointer itself,
+     * a GPU copies. Given back with release. */
+    enum pp_status (*import)(struct gw_device *device, const void *data, uint64_t bytes,
+                             const void **memory_out);
+    void (*release)(struct gw_device *device, const void *memory);
+
+    enum pp_status (*stream_new)(struct gw_device *device, struct gw_stream **stream_out);
+    void (*stream_destroy)(struct gw_device *device, struct gw_stream *stream);
+    enum pp_status (*synchronize)(struct gw_device *device, struct gw_stream *stream);
+    enum pp_status (*event_new)(struct gw_device *device, struct gw_event **event_out);
+    void (*event_destroy)(struct gw_device *device, struct gw_event *event);
+    /* record marks a point of a stream; wait holds another stream back until it; done asks. */
+    enum pp_status (*event_record)(struct gw_device *device, struct gw_event *event,
+                                   struct gw_stream *stream);
+    enum pp_status (*event_wait)(struct gw_device *device, struct gw_event *event,
+                                 struct gw_stream *stream);
+    bool (*event_done)(struct gw_device *device, struct gw_event *event);
+
+    /* Copies between host and device or within the device; ranges of within may overlap. */
+    enum pp_status (*copy_in)(struct gw_device *device, struct gw_stream *stream, void *to,
+                              const void *from_host, uint64_t bytes);
+    enum pp_status (*copy_out)(struct gw_device *device, struct gw_stream *stream, void *to_host,
+                               const void *from, uint64_t bytes);
+    enum pp_status (*copy_within)(struct gw_device *device, struct gw_stream *stream, void *to,
+                                  const void *from, uint64_t bytes);
+
+    /* out[i] = table row ids[i] (host memory), i < count. Ids are below table->rows. */
+    enum pp_status (*embed)(struct gw_device *device, struct gw_stream *stream,
+                            const struct gw_matrix *table, const uint32_t *ids, uint32_t count,
+                            float *out);
+    /* out = x / sqrt(mean(x^2) + eps) * weight [width], a row at a time; out may be x. */
+    enum pp_status (*rms_norm)(struct gw_device *device, struct gw_stream *stream, const float *x,
+                               const float *weight, float epsilon, uint32_t rows, uint32_t width,
+                               float *out);
+    /* out [rows][matrix rows] = x [rows][columns] W^T, or += when `add`. out is not x. */
+    enum pp_status (*linear)(struct gw_device *device, struct gw_stream *stream,
+                             const struct gw_matrix *matrix, const float *x, uint32_t rows,
+                             bool add, float *out);
+    /* x [rows][width] += bias [width]. */
+    enum pp_status (*add_bias)(struct gw_device *device, struct gw_stream *stream,
+                               const float *bias, uint32_t rows, uint32_t width, float *x);
+    /* Turns x [rows][heads][dim] in place; row r stands at position `position` + r. */
+    enum pp_status (*rope)(struct gw_device *device, struct gw_stream *stream,
+                           const struct gw_rope_table *table, uint64_t position, uint32_t rows,
+                           uint32_t heads, uint32_t dim, float *x);
+    /* out = silu(gate) * up, elementwise; out may be gate. */
+    enum pp_status (*swiglu)(struct gw_device *device, struct gw_stream *stream, const float *gate,
+                             const float *up, uint64_t count, float *out);
+    /* f32 to a wire dtype, half to even. */
+    enum pp_status (*to_dtype)(struct gw_device *device, struct gw_stream *stream,
+                               enum pp_dtype dtype, const float *values, uint64_t count, void *out);
+
+    /* Exact causal attention: q [rows][q head][dim] stands at tokens first .. first + rows - 1 of
+     * kv, each row attends kv tokens [0, its own], first + rows <= kv->count. o like q. */
+    enum pp_status (*attend_causal)(struct gw_device *device, struct gw_stream *stream,
+                                    const struct gw_heads *heads, const struct gw_kv_rows *kv,
+                                    uint64_t first, const float *q, uint32_t rows, float *o);
+    /* The partial of every row and head over all tokens of the spans (in order, one set): o
+     * [rows][q head][dim], lse [rows][q head]; the empty partial when the spans hold nothing. */
+    enum pp_status (*attend_partial)(struct gw_device *device, struct gw_stream *stream,
+                                     const struct gw_heads *heads, const struct gw_kv_rows *spans,
+                                     uint32_t span_count, const float *q, uint32_t rows, float *o,
+                                     float *lse);
+    /* The merge law over two sets of partials: (o, lse) becomes the merge of it and the other. */
+    enum pp_status (*merge)(struct gw_device *device, struct gw_stream *stream, uint32_t count,
+                            uint32_t dim, const float *other_o, const float *other_lse, float *o,
+                            float *lse);
+};
+
+struct gw_device {
+    const struct gw_device_ops *ops;
+};
+
+/* The host as device, computing on `threads` threads (0: pp_team_threads_default). */
+PP_MUST_USE enum pp_status gw_host_device_new(uint32_t threads, struct gw_device **device_out);
+
+#endif

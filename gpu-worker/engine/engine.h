@@ -1,0 +1,121 @@
+/*
+ * The engine: a loaded model on a device, and sequences of tokens that run through it. Prefill is
+ * layer-major: all tokens of a layer in chunks, exact attention with that layer's K/V on the
+ * device; the K/V goes to the nodes while the next layer computes. A decode step sends the query of
+ * a layer to the nodes as soon as it is known, attends sink, recent and unacknowledged tokens
+ * itself, and merges (laws 1 and 2). Without a remote all K/V stays here: the reference of every
+ * test.
+ *
+ * On the walk: the start and the end of a decode step and of a token's K/V. It refuses to know
+ * text, options and HTTP.
+ *
+ * Threads: one thread owns an engine, its device and its sequences. Errors of nodes come back as
+ * statuses; gw_sequence_error says more for people. After an error a sequence can only be closed.
+ */
+#ifndef PIGPEN_GPU_WORKER_ENGINE_ENGINE_H
+#define PIGPEN_GPU_WORKER_ENGINE_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/attn/shape.h"
+#include "common/base/clock.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
+#include "gpu-worker/device/device.h"
+#include "gpu-worker/model/gguf.h"
+#include "gpu-worker/remote/remote.h"
+
+/* Recent tokens leave the worker in batches of this many, and so many batches may wait for their
+ * acknowledgement before a step waits for it. */
+#define GW_LEAVE_TOKENS      64u
+#define GW_LEAVE_BATCHES_MAX 8u
+
+struct gw_engine;
+struct gw_sequence;
+
+struct gw_engine_config {
+    struct gw_device *device;   /* borrowed; outlives the engine */
+    const struct gw_gguf *gguf; /* borrowed; outlives the engine: weights are used in place */
+    enum pp_dtype kv_dtype;     /* K/V is rounded to it at creation, local tokens too */
+    uint32_t tokens_max;        /* positions a sequence may reach; 0: the model's context */
+    uint32_t chunk_tokens;      /* of prefill; 0: 512 */
+    struct pp_clock clock;
+};
+
+/* What the model is, for people and for bounds. */
+struct gw_engine_info {
+    struct pp_shape shape;
+    uint32_t vocab;
+    uint32_t hidden;
+    uint32_t context; /* the model's */
+    uint32_t tokens_max;
+    uint64_t weight_bytes;
+    uint8_t fingerprint[PP_FINGERPRINT_BYTES];
+    uint32_t fingerprint_bytes;
+};
+
+/* PP_INVALID_ARGUMENT, PP_BAD_SHAPE or PP_UNIMPLEMENTED with the reason in error_out; PP_MEMORY. */
+PP_MUST_USE enum pp_status gw_engine_new(const struct gw_engine_config *config, char *error_out,
+                                         size_t error_bytes, struct gw_engine **engine_out);
+/* Its sequences must have been closed. */
+void gw_engine_destroy(struct gw_engine *engine);
+const struct gw_engine_info *gw_engine_info(const struct gw_engine *engine);
+
+struct gw_sequence_options {
+    struct gw_remote *remote; /* NULL: everything stays on the worker */
+    struct pp_estimator estimator;
+    uint64_t hash_seed;
+    uint64_t step_seed;       /* seeds of attends are drawn from it, one a step */
+    uint64_t tokens_expected; /* at most tokens_max; sizes local K/V and the shards */
+};
+
+/* PP_OUT_OF_RANGE when tokens_expected is above tokens_max; PP_MEMORY; errors of nodes. */
+PP_MUST_USE enum pp_status gw_sequence_open(struct gw_engine *engine,
+                                            const struct gw_sequence_options *options,
+                                            struct gw_sequence **sequence_out);
+void gw_sequence_close(struct gw_sequence *sequence);
+
+enum gw_phase { GW_PHASE_PREFILL, GW_PHASE_STORE, GW_PHASE_INDEX };
+/* done of total: tokens x layers computed, or tokens the nodes stored or indexed. */
+typedef void gw_progress_fn(void *context, enum gw_phase phase, uint64_t done, uint64_t total);
+
+/* Runs `count` tokens. logits_out [logit_rows][vocab] (host memory) gets the logits of the last
+ * logit_rows tokens. With a remote it is the first thing a sequence does and returns when the nodes
+ * have stored and indexed what left. PP_OUT_OF_RANGE past tokens_expected, PP_INVALID_ARGUMENT on a
+ * bad id or count, PP_FAILED_PRECONDITION for a second prefill with a remote. */
+PP_MUST_USE enum pp_status gw_sequence_prefill(struct gw_sequence *sequence, const uint32_t *ids,
+                                               uint32_t count, uint32_t logit_rows,
+                                               float *logits_out, gw_progress_fn *progress,
+                                               void *context);
+
+/* Times of a step in microseconds and what its attends read, summed over layers. */
+struct gw_step_stats {
+    uint64_t steps; /* 1; sums of several steps add up */
+    uint64_t total_us;
+    uint64_t device_us;         /* computing here: total less wait */
+    uint64_t wait_us;           /* waiting for nodes with nothing left to do */
+    uint64_t node_us;           /* the slowest node's own time */
+    uint64_t network_us;        /* dispatch to last answer, less node_us */
+    uint64_t attends;           /* layers that asked the nodes */
+    uint64_t attends_estimated; /* of those, where the asked estimator was used */
+    uint64_t keys_read;         /* rows a kv head, summed over kv heads */
+    uint64_t keys_held;         /* the same, held by the nodes */
+    uint64_t keys_local;        /* the same, attended here */
+};
+void gw_step_stats_add(struct gw_step_stats *sum, const struct gw_step_stats *step);
+
+/* Runs one token; logits_out [vocab] may be NULL. Allocates nothing. stats may be NULL. */
+PP_MUST_USE enum pp_status gw_sequence_step(struct gw_sequence *sequence, uint32_t id,
+                                            float *logits_out, struct gw_step_stats *stats);
+
+uint64_t gw_sequence_length(const struct gw_sequence *sequence);
+/* Tokens of it that have left the worker for the nodes. */
+uint64_t gw_sequence_left(const struct gw_sequence *sequence);
+/* What the nodes said when a call failed; "" when nothing. */
+const char *gw_sequence_error(const struct gw_sequence *sequence);
+/* Held tokens a node, [node count of the remote]. */
+void gw_sequence_tokens_held(struct gw_sequence *sequence, uint64_t *tokens_out);
+
+#endif

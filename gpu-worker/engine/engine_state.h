@@ -1,0 +1,88 @@
+/*
+ * Inside the engine: what it and its sequences are made of. Nothing outside this folder includes
+ * it.
+ */
+#ifndef PIGPEN_GPU_WORKER_ENGINE_ENGINE_STATE_H
+#define PIGPEN_GPU_WORKER_ENGINE_ENGINE_STATE_H
+
+#include "gpu-worker/engine/engine.h"
+#include "gpu-worker/ops/rope.h"
+
+/* Rows of logits that are computed at once. */
+#define GW_LOGIT_ROWS 16u
+/* Tokens of one hand-over of prefill. */
+#define GW_BULK_TOKENS 4096u
+
+struct gw_layer {
+    const float *attn_norm, *ffn_norm;     /* [hidden] */
+    const float *q_bias, *k_bias, *v_bias; /* NULL: none */
+    struct gw_matrix q, k, v, o, gate, up, down;
+};
+
+struct gw_engine {
+    struct gw_device *device;
+    struct gw_stream *stream;
+    struct pp_clock clock;
+    struct gw_engine_info info;
+    struct gw_heads heads;
+    uint32_t ffn;
+    uint32_t chunk_tokens;
+    float norm_epsilon;
+    struct gw_matrix embedding, output;
+    const float *output_norm;
+    struct gw_layer *layers; /* [shape.layers] */
+    struct gw_rope_table rope;
+
+    /* Activations of a chunk, on the device. */
+    float *x;                 /* [chunk][hidden]: the step's residual stream */
+    float *normed;            /* [chunk][hidden] */
+    float *q, *o;             /* [chunk][q heads][dim] */
+    float *k, *v;             /* [chunk][kv heads][dim] */
+    float *gate, *up;         /* [chunk][ffn] */
+    float *logits;            /* [GW_LOGIT_ROWS][vocab] */
+    float *lse;               /* [q heads] */
+    float *node_o, *node_lse; /* [q heads][dim], [q heads] */
+    /* The host's side of an attend. */
+    float *sent_q, *answer_o, *answer_lse;
+};
+
+/* K/V of a layer that is here: the sink, then tokens PP_SINK_TOKENS + dropped onwards. */
+struct gw_sequence_layer {
+    void *k, *v; /* [row_capacity][kv heads][dim] of kv_dtype */
+};
+
+struct gw_sequence {
+    struct gw_engine *engine;
+    struct gw_remote_sequence *remote; /* NULL: local */
+    uint64_t tokens_expected;
+    uint64_t step_seed;
+    uint64_t length;
+    uint64_t handed;  /* tokens behind the sink given to the remote, every layer alike */
+    uint64_t dropped; /* of those, no longer here: every layer acknowledged them */
+    uint64_t row_capacity;
+    uint64_t row_bytes; /* of K (or V) of a token, all kv heads */
+    struct gw_sequence_layer *layers;
+    bool broken;
+};
+
+static inline uint64_t gw_sequence_rows(const struct gw_sequence *sequence)
+{
+    return sequence->length - sequence->dropped;
+}
+
+/* h += FFN(norm(h)) and the output projection before it, for rows of x. */
+enum pp_status gw_engine_finish_layer(struct gw_engine *engine, const struct gw_layer *layer,
+                                      uint32_t rows, float *x);
+/* K and V of rows of `normed` at `position`, rounded into k_out and v_out (device). */
+enum pp_status gw_engine_keys_values(struct gw_engine *engine, const struct gw_layer *layer,
+                                     uint64_t position, uint32_t rows, void *k_out, void *v_out);
+enum pp_status gw_engine_queries(struct gw_engine *engine, const struct gw_layer *layer,
+                                 uint64_t position, uint32_t rows);
+/* Logits of rows of x [rows][hidden] to the host. */
+enum pp_status gw_engine_logits(struct gw_engine *engine, const float *x, uint32_t rows,
+                                float *logits_out);
+
+/* Hands over what is due, frees what is acknowledged; waits only when the rows are full. */
+enum pp_status gw_sequence_leave(struct gw_sequence *sequence);
+
+#endif

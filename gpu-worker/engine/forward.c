@@ -1,0 +1,73 @@
+/*
+ * The parts of a layer that prefill and step share: queries, keys and values, the output projection
+ * and the feed-forward (Llama block: Touvron et al., arXiv 2302.13971), and the logits. On the
+ * walk: engine/step > ops > device. It refuses to know where K/V is kept.
+ */
+#include "gpu-worker/engine/engine_state.h"
+
+static enum pp_status forward_project(struct gw_engine *engine, const struct gw_matrix *matrix,
+                                      const float *bias, uint32_t rows, float *out)
+{
+    const struct gw_device_ops *ops = engine->device->ops;
+    PP_TRY(ops->linear(engine->device, engine->stream, matrix, engine->normed, rows, false, out));
+    if (bias != NULL) {
+        PP_TRY(ops->add_bias(engine->device, engine->stream, bias, rows, matrix->rows, out));
+    }
+    return PP_OK;
+}
+
+enum pp_status gw_engine_queries(struct gw_engine *engine, const struct gw_layer *layer,
+                                 uint64_t position, uint32_t rows)
+{
+    PP_TRY(forward_project(engine, &layer->q, layer->q_bias, rows, engine->q));
+    return engine->device->ops->rope(engine->device, engine->stream, &engine->rope, position, rows,
+                                     engine->heads.q_heads, engine->heads.head_dim, engine->q);
+}
+
+enum pp_status gw_engine_keys_values(struct gw_engine *engine, const struct gw_layer *layer,
+                                     uint64_t position, uint32_t rows, void *k_out, void *v_out)
+{
+    const struct gw_device_ops *ops = engine->device->ops;
+    const struct gw_heads *heads = &engine->heads;
+    uint64_t count = (uint64_t)rows * heads->kv_heads * heads->head_dim;
+    PP_TRY(forward_project(engine, &layer->k, layer->k_bias, rows, engine->k));
+    PP_TRY(ops->rope(engine->device, engine->stream, &engine->rope, position, rows, heads->kv_heads,
+                     heads->head_dim, engine->k));
+    PP_TRY(ops->to_dtype(engine->device, engine->stream, heads->kv_dtype, engine->k, count, k_out));
+    PP_TRY(forward_project(engine, &layer->v, layer->v_bias, rows, engine->v));
+    return ops->to_dtype(engine->device, engine->stream, heads->kv_dtype, engine->v, count, v_out);
+}
+
+enum pp_status gw_engine_finish_layer(struct gw_engine *engine, const struct gw_layer *layer,
+                                      uint32_t rows, float *x)
+{
+    const struct gw_device_ops *ops = engine->device->ops;
+    struct gw_device *device = engine->device;
+    struct gw_stream *stream = engine->stream;
+    PP_TRY(ops->linear(device, stream, &layer->o, engine->o, rows, true, x));
+    PP_TRY(ops->rms_norm(device, stream, x, layer->ffn_norm, engine->norm_epsilon, rows,
+                         engine->info.hidden, engine->normed));
+    PP_TRY(forward_project(engine, &layer->gate, NULL, rows, engine->gate));
+    PP_TRY(forward_project(engine, &layer->up, NULL, rows, engine->up));
+    PP_TRY(ops->swiglu(device, stream, engine->gate, engine->up, (uint64_t)rows * engine->ffn,
+                       engine->gate));
+    return ops->linear(device, stream, &layer->down, engine->gate, rows, true, x);
+}
+
+enum pp_status gw_engine_logits(struct gw_engine *engine, const float *x, uint32_t rows,
+                                float *logits_out)
+{
+    const struct gw_device_ops *ops = engine->device->ops;
+    uint64_t hidden = engine->info.hidden;
+    uint64_t vocab = engine->info.vocab;
+    uint32_t step = engine->chunk_tokens < GW_LOGIT_ROWS ? engine->chunk_tokens : GW_LOGIT_ROWS;
+    for (uint32_t row = 0; row < rows; row += step) {
+        uint32_t count = rows - row < step ? rows - row : step;
+        PP_TRY(ops->rms_norm(engine->device, engine->stream, x + row * hidden, engine->output_norm,
+                             engine->norm_epsilon, count, engine->info.hidden, engine->normed));
+        PP_TRY(forward_project(engine, &engine->output, NULL, count, engine->logits));
+        PP_TRY(ops->copy_out(engine->device, engine->stream, logits_out + row * vocab,
+                             engine->logits, count * vocab * sizeof(float)));
+    }
+    return ops->synchronize(engine->device, engine->stream);
+}

@@ -1,0 +1,191 @@
+/*
+ * Prefill, layer-major: for a layer, all tokens in chunks with exact attention over that layer's
+ * K/V, which then leaves for the nodes while the next layer computes. So the device holds the K/V
+ * of one layer. On the walk of a token's K/V: ops (k, v) > engine/sequence > remote/outbox. It
+ * refuses to know how nodes keep it.
+ */
+#include "common/base/log.h"
+#include "gpu-worker/engine/engine_state.h"
+
+struct prefill {
+    struct gw_sequence *sequence;
+    uint32_t count; /* tokens of this call */
+    uint32_t logit_rows;
+    float *hidden; /* [count][hidden] on the device */
+    void *k, *v;   /* remote: [count] rows of the layer at hand */
+    gw_progress_fn *progress;
+    void *context;
+};
+
+static void prefill_report(const struct prefill *prefill, enum gw_phase phase, uint64_t done,
+                           uint64_t total)
+{
+    if (prefill->progress != NULL) {
+        prefill->progress(prefill->context, phase, done, total);
+    }
+}
+
+/* One chunk of a layer; kv holds the layer's rows from the sequence's first token on. */
+static enum pp_status prefill_chunk(struct prefill *prefill, const struct gw_layer *layer,
+                                    struct gw_kv_rows *kv, uint32_t begin, uint32_t rows)
+{
+    struct gw_sequence *sequence = prefill->sequence;
+    struct gw_engine *engine = sequence->engine;
+    const struct gw_device_ops *ops = engine->device->ops;
+    uint64_t position = sequence->length + begin;
+    uint64_t offset = position * sequence->row_bytes;
+    float *x = prefill->hidden + (uint64_t)begin * engine->info.hidden;
+    PP_TRY(ops->rms_norm(engine->device, engine->stream, x, layer->attn_norm, engine->norm_epsilon,
+                         rows, engine->info.hidden, engine->normed));
+    PP_TRY(gw_engine_queries(engine, layer, position, rows));
+    PP_TRY(gw_engine_keys_values(engine, layer, position, rows,
+                                 (uint8_t *)(uintptr_t)kv->k + offset,
+                                 (uint8_t *)(uintptr_t)kv->v + offset));
+    kv->count = position + rows;
+    PP_TRY(ops->attend_causal(engine->device, engine->stream, &engine->heads, kv, position,
+                              engine->q, rows, engine->o));
+    return gw_engine_finish_layer(engine, layer, rows, x);
+}
+
+/* Tokens behind the sink that leave after a prefill of `count` tokens. */
+static uint64_t prefill_leaving(uint32_t count)
+{
+    uint32_t kept = PP_SINK_TOKENS + PP_RECENT_TOKENS;
+    return count > kept ? count - kept : 0;
+}
+
+/* Gives a finished layer's rows to the nodes and keeps the sink and the recent ones. */
+static enum pp_status prefill_hand_over(struct prefill *prefill, uint32_t layer)
+{
+    struct gw_sequence *sequence = prefill->sequence;
+    struct gw_engine *engine = sequence->engine;
+    const struct gw_device_ops *ops = engine->device->ops;
+    const uint8_t *k = prefill->k, *v = prefill->v;
+    uint64_t leaving = prefill_leaving(prefill->count);
+    uint64_t sink = prefill->count < PP_SINK_TOKENS ? prefill->count : PP_SINK_TOKENS;
+    PP_TRY(ops->synchronize(engine->device, engine->stream));
+    for (uint64_t start = 0; start < leaving; start += GW_BULK_TOKENS) {
+        uint64_t left = leaving - start;
+        uint64_t at = (sink + start) * sequence->row_bytes;
+        PP_TRY(gw_remote_append(sequence->remote, layer, start,
+                                left < GW_BULK_TOKENS ? (uint32_t)left : GW_BULK_TOKENS, k + at,
+                                v + at, true));
+    }
+    struct gw_sequence_layer *kept = &sequence->layers[layer];
+    uint64_t sink_bytes = sink * sequence->row_bytes;
+    uint64_t recent_at = (sink + leaving) * sequence->row_bytes;
+    uint64_t recent_bytes = prefill->count * sequence->row_bytes - recent_at;
+    PP_TRY(ops->copy_within(engine->device, engine->stream, kept->k, k, sink_bytes));
+    PP_TRY(ops->copy_within(engine->device, engine->stream, kept->v, v, sink_bytes));
+    PP_TRY(ops->copy_within(engine->device, engine->stream, (uint8_t *)kept->k + sink_bytes,
+                            k + recent_at, recent_bytes));
+    return ops->copy_within(engine->device, engine->stream, (uint8_t *)kept->v + sink_bytes,
+                            v + recent_at, recent_bytes);
+}
+
+static enum pp_status prefill_layer(struct prefill *prefill, uint32_t index)
+{
+    struct gw_sequence *sequence = prefill->sequence;
+    struct gw_engine *engine = sequence->engine;
+    const struct gw_layer *layer = &engine->layers[index];
+    struct gw_kv_rows kv = {sequence->layers[index].k, sequence->layers[index].v, 0};
+    if (sequence->remote != NULL) {
+        kv = (struct gw_kv_rows){prefill->k, prefill->v, 0};
+    }
+    uint64_t total = (uint64_t)prefill->count * engine->info.shape.layers;
+    for (uint32_t begin = 0; begin < prefill->count; begin += engine->chunk_tokens) {
+        uint32_t left = prefill->count - begin;
+        uint32_t rows = left < engine->chunk_tokens ? left : engine->chunk_tokens;
+        PP_TRY(prefill_chunk(prefill, layer, &kv, begin, rows));
+        prefill_report(prefill, GW_PHASE_PREFILL, (uint64_t)index * prefill->count + begin + rows,
+                       total);
+    }
+    return sequence->remote == NULL ? PP_OK : prefill_hand_over(prefill, index);
+}
+
+static void prefill_indexed(void *context, uint64_t indexed, uint64_t total)
+{
+    prefill_report(context, GW_PHASE_INDEX, indexed, total);
+}
+
+static enum pp_status prefill_run(struct prefill *prefill, const uint32_t *ids, float *logits_out)
+{
+    struct gw_sequence *sequence = prefill->sequence;
+    struct gw_engine *engine = sequence->engine;
+    PP_TRY(engine->device->ops->embed(engine->device, engine->stream, &engine->embedding, ids,
+                                      prefill->count, prefill->hidden));
+    for (uint32_t layer = 0; layer < engine->info.shape.layers; layer++) {
+        PP_TRY(prefill_layer(prefill, layer));
+    }
+    uint64_t skipped = prefill->count - prefill->logit_rows;
+    if (prefill->logit_rows > 0) {
+        PP_TRY(gw_engine_logits(engine, prefill->hidden + skipped * engine->info.hidden,
+                                prefill->logit_rows, logits_out));
+    }
+    sequence->length += prefill->count;
+    if (sequence->remote == NULL) {
+        return engine->device->ops->synchronize(engine->device, engine->stream);
+    }
+    uint64_t leaving = prefill_leaving(prefill->count);
+    sequence->handed = leaving;
+    sequence->dropped = leaving;
+    if (leaving == 0) {
+        return PP_OK;
+    }
+    prefill_report(prefill, GW_PHASE_STORE, 0, leaving);
+    PP_TRY(gw_remote_flush(sequence->remote));
+    prefill_report(prefill, GW_PHASE_STORE, leaving, leaving);
+    return gw_remote_seal(sequence->remote, prefill_indexed, prefill);
+}
+
+static enum pp_status prefill_check(const struct gw_sequence *sequence, const uint32_t *ids,
+                                    uint32_t count, uint32_t logit_rows)
+{
+    if (sequence->broken || (sequence->remote != NULL && sequence->length != 0)) {
+        return PP_FAILED_PRECONDITION;
+    }
+    if (count == 0 || logit_rows > count) {
+        return PP_INVALID_ARGUMENT;
+    }
+    if (count > sequence->tokens_expected - sequence->length) {
+        return PP_OUT_OF_RANGE;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (ids[i] >= sequence->engine->info.vocab) {
+            return PP_INVALID_ARGUMENT;
+        }
+    }
+    return PP_OK;
+}
+
+enum pp_status gw_sequence_prefill(struct gw_sequence *sequence, const uint32_t *ids,
+                                   uint32_t count, uint32_t logit_rows, float *logits_out,
+                                   gw_progress_fn *progress, void *context)
+{
+    PP_TRY(prefill_check(sequence, ids, count, logit_rows));
+    struct gw_engine *engine = sequence->engine;
+    struct gw_device *device = engine->device;
+    struct prefill prefill = {.sequence = sequence,
+                              .count = count,
+                              .logit_rows = logit_rows,
+                              .progress = progress,
+                              .context = context};
+    void *hidden = NULL;
+    uint64_t hidden_bytes = (uint64_t)count * engine->info.hidden * sizeof(float);
+    enum pp_status status = device->ops->alloc(device, hidden_bytes, &hidden);
+    if (status == PP_OK && sequence->remote != NULL) {
+        status = device->ops->alloc(device, count * sequence->row_bytes, &prefill.k);
+    }
+    if (status == PP_OK && sequence->remote != NULL) {
+        status = device->ops->alloc(device, count * sequence->row_bytes, &prefill.v);
+    }
+    if (status == PP_OK) {
+        prefill.hidden = hidden;
+        status = prefill_run(&prefill, ids, logits_out);
+    }
+    sequence->broken = sequence->broken || status != PP_OK;
+    device->ops->free(device, prefill.v);
+    device->ops->free(device, prefill.k);
+    device->ops->free(device, hidden);
+    return status;
+}

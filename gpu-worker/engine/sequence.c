@@ -1,0 +1,171 @@
+/*
+ * A sequence: which of its tokens' K/V is here and which the nodes acknowledged. Rows of a layer
+ * lie dense: the sink, then everything not dropped yet. Recent tokens leave in batches and stay
+ * here until every part acknowledged them (law 1). On the walk of a token's K/V: ops (k, v) > here
+ * > remote/outbox, and acknowledgements back here. It refuses to know nodes' names and wires.
+ */
+#include <stdlib.h>
+
+#include "gpu-worker/engine/engine_state.h"
+
+static void sequence_free_layers(struct gw_sequence *sequence)
+{
+    struct gw_device *device = sequence->engine->device;
+    for (uint32_t i = 0; sequence->layers != NULL && i < sequence->engine->info.shape.layers; i++) {
+        device->ops->free(device, sequence->layers[i].v);
+        device->ops->free(device, sequence->layers[i].k);
+    }
+    free(sequence->layers);
+}
+
+static enum pp_status sequence_take_layers(struct gw_sequence *sequence)
+{
+    struct gw_device *device = sequence->engine->device;
+    uint32_t layers = sequence->engine->info.shape.layers;
+    uint64_t bytes = sequence->row_capacity * sequence->row_bytes;
+    sequence->layers = calloc(layers, sizeof(*sequence->layers));
+    if (sequence->layers == NULL) {
+        return PP_MEMORY;
+    }
+    for (uint32_t i = 0; i < layers; i++) {
+        PP_TRY(device->ops->alloc(device, bytes, &sequence->layers[i].k));
+        PP_TRY(device->ops->alloc(device, bytes, &sequence->layers[i].v));
+    }
+    return PP_OK;
+}
+
+static enum pp_status sequence_open_remote(struct gw_sequence *sequence,
+                                           const struct gw_sequence_options *options)
+{
+    const struct gw_engine_info *info = &sequence->engine->info;
+    struct gw_remote_sequence_config config = {.shape = info->shape,
+                                               .fingerprint_bytes = info->fingerprint_bytes,
+                                               .estimator = options->estimator,
+                                               .hash_seed = options->hash_seed,
+                                               .tokens_expected = options->tokens_expected};
+    for (uint32_t i = 0; i < info->fingerprint_bytes; i++) {
+        config.fingerprint[i] = info->fingerprint[i];
+    }
+    return gw_remote_sequence_open(options->remote, &config, &sequence->remote);
+}
+
+enum pp_status gw_sequence_open(struct gw_engine *engine, const struct gw_sequence_options *options,
+                                struct gw_sequence **sequence_out)
+{
+    const struct gw_heads *heads = &engine->heads;
+    if (options->tokens_expected == 0 || options->tokens_expected > engine->info.tokens_max) {
+        return PP_OUT_OF_RANGE;
+    }
+    struct gw_sequence *sequence = calloc(1, sizeof(*sequence));
+    if (sequence == NULL) {
+        return PP_MEMORY;
+    }
+    sequence->engine = engine;
+    sequence->tokens_expected = options->tokens_expected;
+    sequence->step_seed = options->step_seed;
+    sequence->row_bytes =
+        (uint64_t)heads->kv_heads * heads->head_dim * pp_dtype_bytes(heads->kv_dtype);
+    uint64_t rows_kept =
+        PP_SINK_TOKENS + PP_RECENT_TOKENS + (GW_LEAVE_BATCHES_MAX + 1u) * GW_LEAVE_TOKENS;
+    sequence->row_capacity = options->remote == NULL ? options->tokens_expected : rows_kept;
+    enum pp_status status = sequence_take_layers(sequence);
+    if (status == PP_OK && options->remote != NULL) {
+        status = sequence_open_remote(sequence, options);
+    }
+    if (status != PP_OK) {
+        gw_sequence_close(sequence);
+        return status;
+    }
+    *sequence_out = sequence;
+    return PP_OK;
+}
+
+void gw_sequence_close(struct gw_sequence *sequence)
+{
+    if (sequence == NULL) {
+        return;
+    }
+    if (sequence->remote != NULL) {
+        gw_remote_sequence_close(sequence->remote);
+    }
+    sequence_free_layers(sequence);
+    free(sequence);
+}
+
+static enum pp_status sequence_hand_over(struct gw_sequence *sequence)
+{
+    const struct gw_engine_info *info = &sequence->engine->info;
+    uint64_t row = PP_SINK_TOKENS + sequence->handed - sequence->dropped;
+    uint64_t at = row * sequence->row_bytes;
+    for (uint32_t layer = 0; layer < info->shape.layers; layer++) {
+        PP_TRY(gw_remote_append(sequence->remote, layer, sequence->handed, GW_LEAVE_TOKENS,
+                                (const uint8_t *)sequence->layers[layer].k + at,
+                                (const uint8_t *)sequence->layers[layer].v + at, false));
+    }
+    sequence->handed += GW_LEAVE_TOKENS;
+    return PP_OK;
+}
+
+/* Frees the rows that every layer has acknowledged, in whole batches. */
+static enum pp_status sequence_drop(struct gw_sequence *sequence)
+{
+    struct gw_device *device = sequence->engine->device;
+    uint64_t held = sequence->handed;
+    for (uint32_t layer = 0; layer < sequence->engine->info.shape.layers; layer++) {
+        uint64_t layer_held = gw_remote_held(sequence->remote, layer);
+        held = layer_held < held ? layer_held : held;
+    }
+    if (held < sequence->dropped + GW_LEAVE_TOKENS) {
+        return PP_OK;
+    }
+    uint64_t freed = held - sequence->dropped;
+    uint64_t to = PP_SINK_TOKENS * sequence->row_bytes;
+    uint64_t from = to + freed * sequence->row_bytes;
+    uint64_t bytes = gw_sequence_rows(sequence) * sequence->row_bytes - from;
+    for (uint32_t layer = 0; layer < sequence->engine->info.shape.layers; layer++) {
+        uint8_t *k = sequence->layers[layer].k, *v = sequence->layers[layer].v;
+        struct gw_stream *stream = sequence->engine->stream;
+        PP_TRY(device->ops->copy_within(device, stream, k + to, k + from, bytes));
+        PP_TRY(device->ops->copy_within(device, stream, v + to, v + from, bytes));
+    }
+    sequence->dropped = held;
+    return PP_OK;
+}
+
+enum pp_status gw_sequence_leave(struct gw_sequence *sequence)
+{
+    uint64_t kept = PP_SINK_TOKENS + PP_RECENT_TOKENS + GW_LEAVE_TOKENS;
+    if (sequence->length >= kept + sequence->handed) {
+        PP_TRY(sequence_hand_over(sequence));
+    }
+    if (sequence->handed > sequence->dropped) {
+        PP_TRY(sequence_drop(sequence));
+    }
+    if (gw_sequence_rows(sequence) < sequence->row_capacity) {
+        return PP_OK;
+    }
+    PP_TRY(gw_remote_flush(sequence->remote));
+    return sequence_drop(sequence);
+}
+
+uint64_t gw_sequence_length(const struct gw_sequence *sequence)
+{
+    return sequence->length;
+}
+
+uint64_t gw_sequence_left(const struct gw_sequence *sequence)
+{
+    return sequence->handed;
+}
+
+const char *gw_sequence_error(const struct gw_sequence *sequence)
+{
+    return sequence->remote == NULL ? "" : gw_remote_error(sequence->remote);
+}
+
+void gw_sequence_tokens_held(struct gw_sequence *sequence, uint64_t *tokens_out)
+{
+    if (sequence->remote != NULL) {
+        gw_remote_tokens_held(sequence->remote, tokens_out);
+    }
+}

@@ -1,0 +1,162 @@
+/*
+ * One decode step. Per layer: q first; the attend of the held prefix goes out at once; k, v and the
+ * attention over sink, recent and unacknowledged tokens run while the nodes work; merge; output
+ * projection; feed-forward. The held prefix is read once a layer, before dispatch (law 1): what the
+ * nodes are not asked for is attended here. On the walk: its start and its end. It refuses to know
+ * how an attend travels.
+ */
+#include "common/base/log.h"
+#include "common/base/rng.h"
+#include "gpu-worker/engine/engine_state.h"
+
+void gw_step_stats_add(struct gw_step_stats *sum, const struct gw_step_stats *step)
+{
+    sum->steps += step->steps;
+    sum->total_us += step->total_us;
+    sum->device_us += step->device_us;
+    sum->wait_us += step->wait_us;
+    sum->node_us += step->node_us;
+    sum->network_us += step->network_us;
+    sum->attends += step->attends;
+    sum->attends_estimated += step->attends_estimated;
+    sum->keys_read += step->keys_read;
+    sum->keys_held += step->keys_held;
+    sum->keys_local += step->keys_local;
+}
+
+static enum pp_status step_ask(struct gw_sequence *sequence, uint32_t layer, uint64_t held,
+                               const uint64_t *seed)
+{
+    struct gw_engine *engine = sequence->engine;
+    const struct gw_device_ops *ops = engine->device->ops;
+    uint64_t bytes = sizeof(float) * engine->heads.q_heads * engine->heads.head_dim;
+    PP_TRY(ops->copy_out(engine->device, engine->stream, engine->sent_q, engine->q, bytes));
+    PP_TRY(ops->synchronize(engine->device, engine->stream));
+    struct gw_remote_attend attend = {
+        .layer = layer, .held_tokens = held, .q_rows = 1, .q = engine->sent_q, .seeds = seed};
+    return gw_remote_attend_begin(sequence->remote, &attend);
+}
+
+/* Waits for the nodes and merges their partial into the local one. */
+static enum pp_status step_answer(struct gw_sequence *sequence, enum pp_status local,
+                                  struct gw_step_stats *stats)
+{
+    struct gw_engine *engine = sequence->engine;
+    const struct gw_device_ops *ops = engine->device->ops;
+    const struct gw_heads *heads = &engine->heads;
+    struct gw_remote_answer answer = {.o = engine->answer_o, .lse = engine->answer_lse};
+    uint64_t begin_us = pp_clock_now_us(&engine->clock);
+    enum pp_status status = gw_remote_attend_wait(sequence->remote, &answer);
+    stats->wait_us += pp_clock_now_us(&engine->clock) - begin_us;
+    PP_TRY(local); /* the wait came first: nothing is in flight on the way out */
+    PP_TRY(status);
+    stats->attends += 1;
+    stats->attends_estimated += answer.estimator_used ? 1 : 0;
+    stats->node_us += answer.node_us;
+    stats->network_us += answer.network_us;
+    stats->keys_read += answer.keys_read;
+    stats->keys_held += answer.keys_held;
+    uint64_t lse_bytes = sizeof(float) * heads->q_heads;
+    PP_TRY(ops->copy_in(engine->device, engine->stream, engine->node_o, engine->answer_o,
+                        lse_bytes * heads->head_dim));
+    PP_TRY(ops->copy_in(engine->device, engine->stream, engine->node_lse, engine->answer_lse,
+                        lse_bytes));
+    return ops->merge(engine->device, engine->stream, heads->q_heads, heads->head_dim,
+                      engine->node_o, engine->node_lse, engine->o, engine->lse);
+}
+
+/* k and v of the token, and the partial over everything the nodes were not asked for. */
+static enum pp_status step_local(struct gw_sequence *sequence, uint32_t index, uint64_t held,
+                                 struct gw_step_stats *stats)
+{
+    struct gw_engine *engine = sequence->engine;
+    struct gw_sequence_layer *kv = &sequence->layers[index];
+    uint64_t row_bytes = sequence->row_bytes;
+    uint64_t rows = gw_sequence_rows(sequence);
+    PP_TRY(gw_engine_keys_values(engine, &engine->layers[index], sequence->length, 1,
+                                 (uint8_t *)kv->k + rows * row_bytes,
+                                 (uint8_t *)kv->v + rows * row_bytes));
+    rows += 1;
+    uint64_t sink = rows < PP_SINK_TOKENS ? rows : PP_SINK_TOKENS;
+    uint64_t asked = held > sequence->dropped ? held - sequence->dropped : 0;
+    uint64_t rest = sink + asked;
+    struct gw_kv_rows spans[2] = {
+        {kv->k, kv->v, sink},
+        {(uint8_t *)kv->k + rest * row_bytes, (uint8_t *)kv->v + rest * row_bytes, rows - rest}};
+    stats->keys_local += (rows - asked) * engine->heads.kv_heads;
+    return engine->device->ops->attend_partial(engine->device, engine->stream, &engine->heads,
+                                               spans, 2, engine->q, 1, engine->o, engine->lse);
+}
+
+static enum pp_status step_layer(struct gw_sequence *sequence, uint32_t index, const uint64_t *seed,
+                                 struct gw_step_stats *stats)
+{
+    struct gw_engine *engine = sequence->engine;
+    const struct gw_device_ops *ops = engine->device->ops;
+    const struct gw_layer *layer = &engine->layers[index];
+    PP_TRY(ops->rms_norm(engine->device, engine->stream, engine->x, layer->attn_norm,
+                         engine->norm_epsilon, 1, engine->info.hidden, engine->normed));
+    PP_TRY(gw_engine_queries(engine, layer, sequence->length, 1));
+    uint64_t held = sequence->remote == NULL ? 0 : gw_remote_held(sequence->remote, index);
+    held = held < sequence->handed ? held : sequence->handed;
+    if (held < sequence->dropped) { /* a node lost what it had acknowledged */
+        PP_LOG_ERRORF("engine", "nodes hold less than they acknowledged",
+                      "layer=%u held=%llu acknowledged=%llu", index, (unsigned long long)held,
+                      (unsigned long long)sequence->dropped);
+        return PP_SHORT_PART;
+    }
+    if (held > 0) {
+        PP_TRY(step_ask(sequence, index, held, seed));
+    }
+    enum pp_status status = step_local(sequence, index, held, stats);
+    if (held > 0) {
+        status = step_answer(sequence, status, stats);
+    }
+    PP_TRY(status);
+    return gw_engine_finish_layer(engine, layer, 1, engine->x);
+}
+
+static enum pp_status step_run(struct gw_sequence *sequence, uint32_t id, float *logits_out,
+                               struct gw_step_stats *stats)
+{
+    struct gw_engine *engine = sequence->engine;
+    uint64_t seed = pp_rng_at(sequence->step_seed, sequence->length);
+    PP_TRY(engine->device->ops->embed(engine->device, engine->stream, &engine->embedding, &id, 1,
+                                      engine->x));
+    for (uint32_t layer = 0; layer < engine->info.shape.layers; layer++) {
+        PP_TRY(step_layer(sequence, layer, &seed, stats));
+    }
+    if (logits_out != NULL) {
+        PP_TRY(gw_engine_logits(engine, engine->x, 1, logits_out));
+    }
+    sequence->length += 1;
+    return sequence->remote == NULL ? PP_OK : gw_sequence_leave(sequence);
+}
+
+enum pp_status gw_sequence_step(struct gw_sequence *sequence, uint32_t id, float *logits_out,
+                                struct gw_step_stats *stats)
+{
+    struct gw_engine *engine = sequence->engine;
+    if (sequence->broken) {
+        return PP_FAILED_PRECONDITION;
+    }
+    if (id >= engine->info.vocab) {
+        return PP_INVALID_ARGUMENT;
+    }
+    if (sequence->length >= sequence->tokens_expected) {
+        return PP_OUT_OF_RANGE;
+    }
+    struct gw_step_stats step = {.steps = 1};
+    uint64_t begin_us = pp_clock_now_us(&engine->clock);
+    enum pp_status status = step_run(sequence, id, logits_out, &step);
+    if (status != PP_OK) {
+        sequence->broken = true;
+        return status;
+    }
+    step.total_us = pp_clock_now_us(&engine->clock) - begin_us;
+    step.device_us = step.total_us - step.wait_us;
+    if (stats != NULL) {
+        *stats = step;
+    }
+    return PP_OK;
+}
