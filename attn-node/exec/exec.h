@@ -102,10 +102,10 @@ struct an_attend_item {
     /* out: written when status is PP_OK, into memory taken from the job's arena */
     enum pp_status status;
     uint32_t q_heads, head_dim;
-    float *o;            /* [q row][q head][dim] */
-    float *lse;          /* [q row][q head] */
+    float *o;             /* [q row][q head][dim] */
+    float *lse;           /* [q row][q head] */
     float *var, *lse_var; /* [q row][q head]; zero where exact */
-    uint32_t *keys_read; /* [q row][q head] */
+    uint32_t *keys_read;  /* [q row][q head] */
     enum pp_estimator_kind used;
     uint64_t rows_held, rows_read;
     uint32_t flags; /* bit 0: a sample was empty */

@@ -46,7 +46,8 @@ struct an_index_query {
 
 /* Samples among the rows [begin, end) of the segment (a view may cut it) and attends the sample:
  * adds to the accumulator. scratch [an_index_query_scratch_bytes] is the calling thread's. Returns
- * the number of rows read; 0 means an empty sample (law 2: the caller answers that head otherwise).*/
+ * the number of rows read; 0 means an empty sample (law 2: the caller answers that head
+ * otherwise).*/
 uint64_t an_index_query_scratch_bytes(const struct an_index_params *params, uint32_t tokens);
 uint32_t an_index_attend(const struct an_index *index, const struct an_index_params *params,
                          const struct an_rows *rows, uint32_t begin, uint32_t end,

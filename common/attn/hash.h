@@ -1,9 +1,9 @@
 /*
  * LSH signatures by rotations, in integers, bit-identical everywhere (law 4).
  *
- * x = k - centre in f32 (a query is not centred), zero-padded to P = 64, 128 or 256. e = the largest
- * integer with max|x_i| 2^e <= 32767; X = rint(x 2^e), half to even, all-zero stays zero. Three
- * shared rotations X <- H(s_i * X), i = 0..2, in int32 without rounding, H the Walsh-Hadamard
+ * x = k - centre in f32 (a query is not centred), zero-padded to P = 64, 128 or 256. e = the
+ * largest integer with max|x_i| 2^e <= 32767; X = rint(x 2^e), half to even, all-zero stays zero.
+ * Three shared rotations X <- H(s_i * X), i = 0..2, in int32 without rounding, H the Walsh-Hadamard
  * transform. g = the least shift >= 0 with floor(sum|X_i| / 2^g) <= 32767 - P; for g > 0
  * X <- (X + 2^(g-1)) >> g; int16 from here. R = ceil(K*L/P) hash blocks y_r = H(s_{3+r} * X); a bit
  * is y > 0. s_i are vectors of +-1: bit b of dimension j of vector i is the lowest bit of

@@ -4,8 +4,8 @@
  * m = max(lse_i); o = sum e^(lse_i - m) o_i / sum e^(lse_i - m); lse = m + log sum e^(lse_i - m).
  * Errors: pi_s = e^(lse_s - lse), V = sum pi_s^2 (sqrt V_s + |o_s - o| sqrt lse_var_s)^2,
  * lse_var = sum pi_s^2 lse_var_s; V is the squared error of o, clamped at 0.
- * The empty partial is (o = 0, lse = -inf): merging skips it, merging only empties gives it, and one
- * partial among empties comes back bit for bit. Pure, any thread.
+ * The empty partial is (o = 0, lse = -inf): merging skips it, merging only empties gives it, and
+ * one partial among empties comes back bit for bit. Pure, any thread.
  */
 #ifndef PIGPEN_COMMON_ATTN_PARTIAL_H
 #define PIGPEN_COMMON_ATTN_PARTIAL_H

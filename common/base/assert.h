@@ -15,7 +15,6 @@ __attribute__((noreturn, cold)) void pp_assert_fail(const char *condition, const
                                                     int line);
 
 #define PP_ASSERT(condition)                                                                       \
-    (__builtin_expect(!!(condition), 1) ? (void)0                                                  \
-                                        : pp_assert_fail(#condition, __FILE__, __LINE__))
+    (__builtin_expect(!!(condition), 1) ? (void)0 : pp_assert_fail(#condition, __FILE__, __LINE__))
 
 #endif

@@ -23,9 +23,8 @@ bool pp_log_enabled(enum pp_log_level level);
 PP_MUST_USE enum pp_status pp_log_level_parse(const char *text, enum pp_log_level *level_out);
 
 __attribute__((format(printf, 4, 5))) void pp_log_write(enum pp_log_level level,
-                                                        const char *component,
-                                                        const char *message, const char *fields,
-                                                        ...);
+                                                        const char *component, const char *message,
+                                                        const char *fields, ...);
 
 #define PP_LOG(level, component, message, ...)                                                     \
     (pp_log_enabled(level) ? pp_log_write(level, component, message, __VA_ARGS__) : (void)0)

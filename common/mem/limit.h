@@ -1,6 +1,6 @@
 /*
- * A memory limit with kinds: bytes are reserved before they are taken, refused beyond the limit, and
- * returned when freed (law 5). Threads: any; atomics.
+ * A memory limit with kinds: bytes are reserved before they are taken, refused beyond the limit,
+ * and returned when freed (law 5). Threads: any; atomics.
  */
 #ifndef PIGPEN_COMMON_MEM_LIMIT_H
 #define PIGPEN_COMMON_MEM_LIMIT_H

@@ -27,8 +27,8 @@ PP_MUST_USE enum pp_status pp_codec_arena_init(struct pp_codec_arena *arena, siz
 void pp_codec_arena_deinit(struct pp_codec_arena *arena);
 void pp_codec_arena_reset(struct pp_codec_arena *arena);
 
-/* Packs header (whose payload field is unset) plus tag and length of a payload of payload_bytes into
- * out [capacity]; PP_MESSAGE_TOO_LARGE when it does not fit. */
+/* Packs header (whose payload field is unset) plus tag and length of a payload of payload_bytes
+ * into out [capacity]; PP_MESSAGE_TOO_LARGE when it does not fit. */
 PP_MUST_USE enum pp_status pp_codec_pack(const ProtobufCMessage *header, size_t payload_bytes,
                                          uint8_t *out, size_t capacity, size_t *bytes_out);
 

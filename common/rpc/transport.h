@@ -40,8 +40,9 @@ static inline void pp_message_release(struct pp_message *message)
     message->release(message);
 }
 
-/* A payload handed over for sending without a copy: release runs once, on any thread, when the bytes
- * are no longer needed, also when sending failed. release NULL: the bytes are copied at once. */
+/* A payload handed over for sending without a copy: release runs once, on any thread, when the
+ * bytes are no longer needed, also when sending failed. release NULL: the bytes are copied at once.
+ */
 struct pp_payload {
     const void *data;
     size_t bytes;
@@ -50,8 +51,8 @@ struct pp_payload {
 };
 
 struct pp_call_end {
-    enum pp_status status;  /* PP_OK or what went wrong */
-    const char *message;    /* for people; valid during the callback */
+    enum pp_status status;   /* PP_OK or what went wrong */
+    const char *message;     /* for people; valid during the callback */
     uint64_t retry_after_ms; /* 0: not said */
 };
 

@@ -5,8 +5,8 @@
  *
  * Threads: the engine thread calls everything below but gw_remote_poll, which is the rpc thread's
  * body. With start/stop the remote owns that thread; without (simulator, tests) waits call poll
- * inline. Requests and results cross over by rings; memory named by a request stays the engine's and
- * untouched until its wait returns.
+ * inline. Requests and results cross over by rings; memory named by a request stays the engine's
+ * and untouched until its wait returns.
  */
 #ifndef PIGPEN_GPU_WORKER_REMOTE_REMOTE_H
 #define PIGPEN_GPU_WORKER_REMOTE_REMOTE_H
@@ -79,9 +79,9 @@ PP_MUST_USE enum pp_status gw_remote_sequence_open(struct gw_remote *remote,
 void gw_remote_sequence_close(struct gw_remote_sequence *sequence);
 
 /* Hands over rows [start, start + count) of a layer for the nodes; start is counted from the first
- * token that ever leaves the worker (the sink stays). k, v: [token][kv head][dim] of kv_dtype; copied
- * at once. `bulk`: prefill. Waits while the outbox is full. A failure of a node comes back here or
- * at the next wait: PP_UNAVAILABLE, PP_INCARNATION_CHANGED ... */
+ * token that ever leaves the worker (the sink stays). k, v: [token][kv head][dim] of kv_dtype;
+ * copied at once. `bulk`: prefill. Waits while the outbox is full. A failure of a node comes back
+ * here or at the next wait: PP_UNAVAILABLE, PP_INCARNATION_CHANGED ... */
 PP_MUST_USE enum pp_status gw_remote_append(struct gw_remote_sequence *sequence, uint32_t layer,
                                             uint64_t start, uint32_t count, const void *k,
                                             const void *v, bool bulk);
@@ -91,10 +91,9 @@ uint64_t gw_remote_held(const struct gw_remote_sequence *sequence, uint32_t laye
 /* Waits until all that was handed over is acknowledged. */
 PP_MUST_USE enum pp_status gw_remote_flush(struct gw_remote_sequence *sequence);
 /* Seals what the parts hold and waits until it is indexed (progress may be NULL). */
-PP_MUST_USE enum pp_status gw_remote_seal(struct gw_remote_sequence *sequence,
-                                          void (*progress)(void *context, uint64_t indexed,
-                                                           uint64_t total),
-                                          void *context);
+PP_MUST_USE enum pp_status
+gw_remote_seal(struct gw_remote_sequence *sequence,
+               void (*progress)(void *context, uint64_t indexed, uint64_t total), void *context);
 PP_MUST_USE enum pp_status gw_remote_truncate(struct gw_remote_sequence *sequence,
                                               uint64_t held_tokens);
 
@@ -110,12 +109,12 @@ struct gw_remote_attend {
     struct pp_estimator estimator; /* kind NONE: the sequence's */
 };
 struct gw_remote_answer {
-    float *o;   /* [q row][q head][dim] f32, caller's memory */
-    float *lse; /* [q row][q head], -inf where nothing was held */
-    float *var, *lse_var; /* [q row][q head] or NULL */
+    float *o;                      /* [q row][q head][dim] f32, caller's memory */
+    float *lse;                    /* [q row][q head], -inf where nothing was held */
+    float *var, *lse_var;          /* [q row][q head] or NULL */
     uint64_t keys_read, keys_held; /* rows a kv head, summed over kv heads and q rows */
-    uint64_t node_us;   /* the slowest node's own time */
-    uint64_t network_us; /* dispatch to last answer, less node_us */
+    uint64_t node_us;              /* the slowest node's own time */
+    uint64_t network_us;           /* dispatch to last answer, less node_us */
     bool estimator_used; /* every part that held tokens used the asked estimator somewhere */
 };
 PP_MUST_USE enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
