@@ -1,0 +1,177 @@
+/*
+ * An attend over all parts of a sequence: which parts it touches and with how many held tokens, and
+ * the merge of their partials. On the walk: engine/step > here > attn_client, and back with the
+ * merged partial. It refuses to know streams and messages.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "gpu-worker/remote/attn_client.h"
+
+static enum pp_status check_attend(const struct gw_remote_sequence *sequence,
+                                   struct gw_remote_attend *attend)
+{
+    if (sequence->attending) {
+        return PP_FAILED_PRECONDITION;
+    }
+    if (attend->layer >= sequence->config.shape.layers || attend->q_rows == 0 ||
+        attend->q_rows > PP_ATTEND_ROWS_MAX || attend->q == NULL) {
+        return PP_INVALID_ARGUMENT;
+    }
+    if (attend->held_tokens > gw_remote_held(sequence, attend->layer)) {
+        return PP_SHORT_PART;
+    }
+    if (attend->estimator.kind != PP_ESTIMATOR_NONE) {
+        PP_TRY(pp_estimator_resolve(&attend->estimator));
+    }
+    uint64_t values =
+        (uint64_t)attend->q_rows * sequence->config.shape.q_heads * sequence->config.shape.head_dim;
+    return pp_dtype_check_finite(PP_F32, attend->q, values);
+}
+
+enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
+                                      const struct gw_remote_attend *attend)
+{
+    struct gw_remote *remote = sequence->remote;
+    struct gw_remote_attend asked = *attend;
+    PP_TRY(gw_sequence_failed(sequence));
+    PP_TRY(check_attend(sequence, &asked));
+    uint32_t touched = 0;
+    for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
+        struct gw_dispatch *dispatch = &sequence->parts[i].dispatch;
+        uint64_t tokens = gw_route_part_tokens(&sequence->route, i, asked.held_tokens);
+        dispatch->held_tokens = 0;
+        if (tokens == 0) {
+            continue;
+        }
+        if (asked.q_rows > sequence->parts[i].node->limits.q_rows_max) {
+            return PP_INVALID_ARGUMENT;
+        }
+        PP_TRY(gw_dispatch_reserve(dispatch, asked.q_rows));
+        PP_TRY(gw_dispatch_prepare(dispatch, &asked, tokens));
+        touched++;
+    }
+    sequence->attend = asked;
+    sequence->attending = true;
+    sequence->attend_begun_us = gw_remote_now(remote);
+    atomic_store(&sequence->dispatches_waiting, touched);
+    for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
+        if (sequence->parts[i].dispatch.held_tokens > 0) {
+            gw_remote_post(remote, &sequence->parts[i].dispatch.command);
+        }
+    }
+    return PP_OK;
+}
+
+/* One row and head of a token-sharded sequence: the merge law over the parts. */
+static void merge_head(struct gw_remote_sequence *sequence, uint64_t at,
+                       struct gw_remote_answer *answer)
+{
+    struct pp_partial partials[GW_NODES_MAX];
+    uint32_t dim = sequence->config.shape.head_dim, count = 0;
+    for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
+        const struct gw_dispatch *dispatch = &sequence->parts[i].dispatch;
+        if (dispatch->held_tokens > 0) {
+            partials[count++] = (struct pp_partial){
+                .o = dispatch->o + at * dim,
+                .lse = dispatch->lse[at],
+                .var = dispatch->var[at],
+                .lse_var = dispatch->lse_var[at],
+                .keys_read = dispatch->keys_read_head[at],
+            };
+        }
+    }
+    struct pp_partial merged = {.o = answer->o + at * dim};
+    if (count == 0) {
+        pp_partial_clear(&merged, dim);
+    } else {
+        pp_partial_merge(partials, count, dim, &merged);
+    }
+    answer->lse[at] = merged.lse;
+    if (answer->var != NULL) {
+        answer->var[at] = merged.var;
+    }
+    if (answer->lse_var != NULL) {
+        answer->lse_var[at] = merged.lse_var;
+    }
+}
+
+/* One row of a part of a kv-head shard: its heads stand beside the others'. */
+static void place_heads(const struct gw_part *part, uint32_t row, struct gw_remote_answer *answer)
+{
+    const struct gw_dispatch *dispatch = &part->dispatch;
+    const struct pp_shape *shape = &part->sequence->config.shape;
+    uint32_t begin = part->sequence->route.parts[part->index].kv_head_begin * pp_shape_group(shape);
+    uint64_t to = (uint64_t)row * shape->q_heads + begin;
+    uint64_t from = (uint64_t)row * dispatch->q_heads;
+    uint64_t bytes = dispatch->q_heads * sizeof(float);
+    if (dispatch->held_tokens == 0) {
+        memset(answer->o + to * shape->head_dim, 0, bytes * shape->head_dim);
+        for (uint32_t head = 0; head < dispatch->q_heads; ++head) {
+            answer->lse[to + head] = -INFINITY;
+        }
+    } else {
+        memcpy(answer->o + to * shape->head_dim, dispatch->o + from * shape->head_dim,
+               bytes * shape->head_dim);
+        memcpy(answer->lse + to, dispatch->lse + from, bytes);
+    }
+    for (uint32_t head = 0; head < dispatch->q_heads; ++head) {
+        bool held = dispatch->held_tokens > 0;
+        if (answer->var != NULL) {
+            answer->var[to + head] = held ? dispatch->var[from + head] : 0;
+        }
+        if (answer->lse_var != NULL) {
+            answer->lse_var[to + head] = held ? dispatch->lse_var[from + head] : 0;
+        }
+    }
+}
+
+static void take_statistics(struct gw_remote_sequence *sequence, struct gw_remote_answer *answer)
+{
+    uint64_t last_us = sequence->attend_begun_us;
+    answer->keys_read = answer->keys_held = answer->node_us = 0;
+    answer->estimator_used = true;
+    for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
+        const struct gw_dispatch *dispatch = &sequence->parts[i].dispatch;
+        if (dispatch->held_tokens == 0) {
+            continue;
+        }
+        answer->keys_read += dispatch->keys_read;
+        answer->keys_held += dispatch->held_tokens * dispatch->kv_heads * dispatch->q_rows;
+        answer->node_us = dispatch->node_us > answer->node_us ? dispatch->node_us : answer->node_us;
+        last_us = dispatch->answered_us > last_us ? dispatch->answered_us : last_us;
+        answer->estimator_used = answer->estimator_used && dispatch->used == dispatch->asked;
+    }
+    uint64_t took_us = last_us - sequence->attend_begun_us;
+    answer->network_us = took_us > answer->node_us ? took_us - answer->node_us : 0;
+}
+
+enum pp_status gw_remote_attend_wait(struct gw_remote_sequence *sequence,
+                                     struct gw_remote_answer *answer)
+{
+    struct gw_remote *remote = sequence->remote;
+    const struct pp_shape *shape = &sequence->config.shape;
+    if (!sequence->attending) {
+        enum pp_status failed = gw_sequence_failed(sequence);
+        return failed != PP_OK ? failed : PP_FAILED_PRECONDITION;
+    }
+    /* It ends: the rpc thread drops every dispatch at its deadline. */
+    while (atomic_load_explicit(&sequence->dispatches_waiting, memory_order_acquire) > 0) {
+        gw_remote_pause(remote, gw_remote_now(remote) + GW_WAIT_PAUSE_US);
+    }
+    sequence->attending = false;
+    PP_TRY(gw_sequence_failed(sequence));
+    for (uint32_t row = 0; row < sequence->attend.q_rows; ++row) {
+        if (sequence->route.shard == GW_SHARD_KV_HEADS) {
+            for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
+                place_heads(&sequence->parts[i], row, answer);
+            }
+            continue;
+        }
+        for (uint32_t head = 0; head < shape->q_heads; ++head) {
+            merge_head(sequence, (uint64_t)row * shape->q_heads + head, answer);
+        }
+    }
+    take_statistics(sequence, answer);
+    return PP_OK;
+}

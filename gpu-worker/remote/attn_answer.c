@@ -1,0 +1,139 @@
+/*
+ * The check of an attend's answer: a number is used only when the answer is the asked one, whole
+ * and finite (laws 1, 3 and 7). On the walk: rpc > attn_client > here. It refuses to know streams.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "gpu-worker/remote/attn_client.h"
+
+/* Copies one section of exactly `bytes` bytes; false when it is missing, twice or of another size.
+ */
+static bool take_section(const Pigpen__V1__AttendResponse *answer,
+                         const struct pp_payload_view *payload, Pigpen__V1__SectionKind kind,
+                         uint64_t bytes, void *out)
+{
+    const Pigpen__V1__Section *found = NULL;
+    for (size_t i = 0; i < answer->n_sections; ++i) {
+        const Pigpen__V1__Section *section = answer->sections[i];
+        if (section->kind != kind || section->item != 0) {
+            continue;
+        }
+        if (found != NULL) {
+            return false;
+        }
+        found = section;
+    }
+    if (found == NULL || found->bytes != bytes || found->offset > payload->bytes ||
+        bytes > payload->bytes - found->offset) {
+        return false;
+    }
+    memcpy(out, payload->data + found->offset, bytes);
+    return true;
+}
+
+static bool all_finite(const float *values, uint64_t count)
+{
+    uint32_t bad = 0;
+    for (uint64_t i = 0; i < count; ++i) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], sizeof(bits));
+        bad |= (uint32_t)((bits & 0x7f800000u) == 0x7f800000u);
+    }
+    return bad == 0;
+}
+
+static bool all_at_least_zero(const float *values, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; ++i) {
+        if (!(values[i] >= 0) || !isfinite(values[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static const char *take_sections(struct gw_dispatch *dispatch,
+                                 const Pigpen__V1__AttendResponse *answer,
+                                 const struct pp_payload_view *payload)
+{
+    uint64_t heads = (uint64_t)dispatch->q_rows * dispatch->q_heads;
+    uint64_t values = heads * dispatch->head_dim;
+    if (!take_section(answer, payload, PIGPEN__V1__SECTION_KIND__SECTION_KIND_O,
+                      values * sizeof(float), dispatch->o)) {
+        return "the output vector is missing or of another length";
+    }
+    if (!take_section(answer, payload, PIGPEN__V1__SECTION_KIND__SECTION_KIND_LSE,
+                      heads * sizeof(float), dispatch->lse)) {
+        return "the log-sum-exps are missing or of another length";
+    }
+    if (!take_section(answer, payload, PIGPEN__V1__SECTION_KIND__SECTION_KIND_VAR,
+                      heads * sizeof(float), dispatch->var) ||
+        !take_section(answer, payload, PIGPEN__V1__SECTION_KIND__SECTION_KIND_LSE_VAR,
+                      heads * sizeof(float), dispatch->lse_var) ||
+        !take_section(answer, payload, PIGPEN__V1__SECTION_KIND__SECTION_KIND_KEYS_READ,
+                      heads * sizeof(uint32_t), dispatch->keys_read_head)) {
+        return "the error sections are missing or of another length";
+    }
+    /* Something was asked, so the empty partial (lse = -inf) is no answer either. */
+    if (!all_finite(dispatch->o, values) || !all_finite(dispatch->lse, heads)) {
+        return "a value that is not finite";
+    }
+    if (!all_at_least_zero(dispatch->var, heads) || !all_at_least_zero(dispatch->lse_var, heads)) {
+        return "an error estimate that is negative or not finite";
+    }
+    return NULL;
+}
+
+static const char *check_status(const Pigpen__V1__Status *status, enum pp_status *status_out)
+{
+    if (status == NULL || status->code == 0) {
+        return NULL;
+    }
+    *status_out = pp_status_from_wire((int)status->code, status->reason);
+    return status->message[0] != '\0' ? status->message : "refused";
+}
+
+const char *gw_attn_client_take(struct gw_dispatch *dispatch,
+                                const Pigpen__V1__AttendResponse *answer,
+                                const struct pp_payload_view *payload, enum pp_status *status_out)
+{
+    *status_out = PP_INTERNAL;
+    if (answer->request_id != dispatch->request_id) {
+        return "the answer of another request";
+    }
+    const char *refused = check_status(answer->status, status_out);
+    if (refused != NULL) {
+        return refused;
+    }
+    if (answer->incarnation != dispatch->part->incarnation) {
+        *status_out = PP_INCARNATION_CHANGED;
+        return "answered by another incarnation: the node was restarted";
+    }
+    if (answer->layer != dispatch->layer) {
+        return "the answer of another layer";
+    }
+    if (answer->n_results != 1) {
+        return "not one result for one item";
+    }
+    const Pigpen__V1__AttendResult *result = answer->results[0];
+    refused = check_status(result->status, status_out);
+    if (refused != NULL) {
+        return refused;
+    }
+    if (result->q_rows != dispatch->q_rows) {
+        return "another number of q rows";
+    }
+    if (answer->o_dtype != PIGPEN__V1__DTYPE__DTYPE_F32 &&
+        answer->o_dtype != PIGPEN__V1__DTYPE__DTYPE_UNSPECIFIED) {
+        return "another dtype than asked";
+    }
+    const char *cause = take_sections(dispatch, answer, payload);
+    if (cause != NULL) {
+        return cause;
+    }
+    dispatch->keys_read = result->keys_read;
+    dispatch->node_us = answer->node_us;
+    dispatch->used = (enum pp_estimator_kind)result->estimator;
+    return NULL;
+}

@@ -1,0 +1,340 @@
+/*
+ * Attends on the wire: packs a part's share of the query, sends it on the node's stream, matches
+ * and checks the answer. On the walk: remote/route > attn_client > rpc, rpc > attn_client > ops.
+ * It refuses to know other parts and the merge.
+ *
+ * A late answer (its request has ended) is dropped. A stream that breaks ends every request on it;
+ * the next request opens a new one.
+ */
+#include "gpu-worker/remote/attn_client.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/assert.h"
+#include "common/base/log.h"
+
+#define ATTEND_PATH "/pigpen.v1.AttentionService/AttendStream"
+
+enum pp_status gw_dispatch_reserve(struct gw_dispatch *dispatch, uint32_t q_rows)
+{
+    if (q_rows <= dispatch->rows_capacity) {
+        return PP_OK;
+    }
+    const struct gw_remote_sequence *sequence = dispatch->sequence;
+    uint64_t heads = (uint64_t)q_rows * dispatch->q_heads;
+    uint64_t row = heads * dispatch->head_dim * sizeof(float);
+    uint64_t codes = sequence->hash != NULL ? heads * sequence->config.estimator.l * 2 : 0;
+    gw_dispatch_deinit(dispatch);
+    dispatch->requests[0] = gw_buffer_new(row + codes);
+    dispatch->requests[1] = gw_buffer_new(row + codes);
+    dispatch->o = malloc(row);
+    dispatch->lse = malloc(heads * sizeof(float));
+    dispatch->var = malloc(heads * sizeof(float));
+    dispatch->lse_var = malloc(heads * sizeof(float));
+    dispatch->keys_read_head = malloc(heads * sizeof(uint32_t));
+    if (dispatch->requests[0] == NULL || dispatch->requests[1] == NULL || dispatch->o == NULL ||
+        dispatch->lse == NULL || dispatch->var == NULL || dispatch->lse_var == NULL ||
+        dispatch->keys_read_head == NULL) {
+        gw_dispatch_deinit(dispatch);
+        return PP_MEMORY;
+    }
+    dispatch->rows_capacity = q_rows;
+    return PP_OK;
+}
+
+void gw_dispatch_deinit(struct gw_dispatch *dispatch)
+{
+    for (uint32_t i = 0; i < 2; ++i) {
+        if (dispatch->requests[i] != NULL) {
+            gw_buffer_release(dispatch->requests[i]);
+        }
+        dispatch->requests[i] = NULL;
+    }
+    free(dispatch->o);
+    free(dispatch->lse);
+    free(dispatch->var);
+    free(dispatch->lse_var);
+    free(dispatch->keys_read_head);
+    dispatch->o = dispatch->lse = dispatch->var = dispatch->lse_var = NULL;
+    dispatch->keys_read_head = NULL;
+    dispatch->rows_capacity = 0;
+}
+
+/* A request buffer that no sender holds; both held is left only by waiting. */
+static enum pp_status take_request(struct gw_dispatch *dispatch)
+{
+    struct gw_remote *remote = dispatch->sequence->remote;
+    uint64_t deadline_us = gw_remote_now(remote) + remote->config.attend_timeout_us;
+    do {
+        for (uint32_t i = 0; i < 2; ++i) {
+            struct gw_buffer *buffer = dispatch->requests[i];
+            if (atomic_load_explicit(&buffer->refs, memory_order_acquire) == 1) {
+                dispatch->sending = buffer;
+                return PP_OK;
+            }
+        }
+        gw_remote_pause(remote, gw_remote_now(remote) + 1000);
+    } while (gw_remote_now(remote) < deadline_us);
+    return PP_DEADLINE_EXCEEDED;
+}
+
+static bool layer_is_dense(const struct gw_remote_sequence *sequence, uint32_t layer)
+{
+    for (uint32_t i = 0; i < sequence->config.dense_layer_count; ++i) {
+        if (sequence->dense_layers[i] == layer) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The part's q heads of every row, then their signatures when with_codes. */
+static void pack_payload(struct gw_dispatch *dispatch, const struct gw_remote_attend *attend,
+                         bool with_codes)
+{
+    const struct gw_remote_sequence *sequence = dispatch->sequence;
+    const struct gw_route_part *route = &sequence->route.parts[dispatch->part->index];
+    const struct pp_shape *shape = &sequence->config.shape;
+    uint32_t head_begin = route->kv_head_begin * pp_shape_group(shape);
+    uint64_t row_bytes = (uint64_t)dispatch->q_heads * dispatch->head_dim * sizeof(float);
+    uint8_t *out = dispatch->sending->data;
+    for (uint32_t row = 0; row < attend->q_rows; ++row) {
+        const float *q =
+            attend->q + ((uint64_t)row * shape->q_heads + head_begin) * dispatch->head_dim;
+        memcpy(out, q, row_bytes);
+        out += row_bytes;
+    }
+    if (with_codes) {
+        const float *q = (const float *)(const void *)dispatch->sending->data;
+        for (uint64_t head = 0; head < (uint64_t)attend->q_rows * dispatch->q_heads; ++head) {
+            pp_hash_query(sequence->hash, q + head * dispatch->head_dim,
+                          (uint16_t *)(void *)out + head * sequence->config.estimator.l);
+        }
+        out += (uint64_t)attend->q_rows * dispatch->q_heads * sequence->config.estimator.l * 2;
+    }
+    dispatch->payload_bytes = (uint64_t)(out - dispatch->sending->data);
+}
+
+static enum pp_status pack_header(struct gw_dispatch *dispatch,
+                                  const struct gw_remote_attend *attend, bool with_codes)
+{
+    struct gw_remote *remote = dispatch->sequence->remote;
+    Pigpen__V1__AttendRequest request = PIGPEN__V1__ATTEND_REQUEST__INIT;
+    Pigpen__V1__AttendItem item = PIGPEN__V1__ATTEND_ITEM__INIT, *items[1] = {&item};
+    Pigpen__V1__Estimator estimator = PIGPEN__V1__ESTIMATOR__INIT;
+    Pigpen__V1__Section q = PIGPEN__V1__SECTION__INIT, codes = PIGPEN__V1__SECTION__INIT;
+    Pigpen__V1__Section *sections[2] = {&q, &codes};
+    uint64_t seeds[PP_ATTEND_ROWS_MAX];
+    q.kind = PIGPEN__V1__SECTION_KIND__SECTION_KIND_Q;
+    q.bytes = (uint64_t)attend->q_rows * dispatch->q_heads * dispatch->head_dim * sizeof(float);
+    codes.kind = PIGPEN__V1__SECTION_KIND__SECTION_KIND_SIGNATURES;
+    codes.offset = q.bytes;
+    codes.bytes = dispatch->payload_bytes - q.bytes;
+    item.handle = dispatch->part->handle;
+    item.generation = dispatch->sequence->generation;
+    item.held_tokens = dispatch->held_tokens;
+    item.q_rows = attend->q_rows;
+    if (attend->seeds != NULL) {
+        memcpy(seeds, attend->seeds, attend->q_rows * sizeof(seeds[0]));
+        item.n_seeds = attend->q_rows;
+        item.seeds = seeds;
+    }
+    if (attend->estimator.kind != PP_ESTIMATOR_NONE) {
+        estimator.kind = (Pigpen__V1__EstimatorKind)attend->estimator.kind;
+        estimator.k = attend->estimator.k;
+        estimator.l = attend->estimator.l;
+        estimator.t = attend->estimator.t;
+        item.estimator = &estimator;
+    }
+    request.request_id = dispatch->request_id;
+    request.incarnation = dispatch->part->incarnation;
+    request.layer = attend->layer;
+    request.timeout_us = remote->config.attend_timeout_us;
+    request.q_dtype = PIGPEN__V1__DTYPE__DTYPE_F32;
+    request.o_dtype = PIGPEN__V1__DTYPE__DTYPE_F32;
+    request.want_errors = true;
+    request.n_items = 1;
+    request.items = items;
+    request.n_sections = with_codes ? 2 : 1;
+    request.sections = sections;
+    size_t bytes = 0;
+    PP_TRY(pp_codec_pack(&request.base, dispatch->payload_bytes, dispatch->header,
+                         sizeof(dispatch->header), &bytes));
+    dispatch->header_bytes = (uint32_t)bytes;
+    return PP_OK;
+}
+
+enum pp_status gw_dispatch_prepare(struct gw_dispatch *dispatch,
+                                   const struct gw_remote_attend *attend, uint64_t held_tokens)
+{
+    const struct gw_remote_sequence *sequence = dispatch->sequence;
+    const struct pp_estimator *own = &sequence->config.estimator;
+    const struct pp_estimator *asked =
+        attend->estimator.kind != PP_ESTIMATOR_NONE ? &attend->estimator : own;
+    /* Signatures are made with the sequence's k and l; for others the node hashes. */
+    bool with_codes = sequence->hash != NULL && asked->kind == PP_LSH && asked->k == own->k &&
+                      asked->l == own->l && !layer_is_dense(sequence, attend->layer);
+    PP_TRY(take_request(dispatch));
+    dispatch->request_id = sequence->remote->next_request_id++;
+    dispatch->deadline_us =
+        gw_remote_now(sequence->remote) + sequence->remote->config.attend_timeout_us;
+    dispatch->layer = attend->layer;
+    dispatch->q_rows = attend->q_rows;
+    dispatch->held_tokens = held_tokens;
+    dispatch->asked = asked->kind;
+    pack_payload(dispatch, attend, with_codes);
+    return pack_header(dispatch, attend, with_codes);
+}
+
+static void unlink_dispatch(struct gw_node *node, struct gw_dispatch *dispatch)
+{
+    struct gw_dispatch **link = &node->waiting_first;
+    struct gw_dispatch *before = NULL;
+    while (*link != dispatch) {
+        before = *link;
+        link = &before->next;
+    }
+    *link = dispatch->next;
+    node->waiting_last = node->waiting_last == dispatch ? before : node->waiting_last;
+    dispatch->waiting = false;
+}
+
+static void dispatch_done(struct gw_dispatch *dispatch)
+{
+    struct gw_remote_sequence *sequence = dispatch->sequence;
+    struct gw_remote *remote = sequence->remote;
+    atomic_fetch_sub_explicit(&sequence->dispatches_waiting, 1, memory_order_acq_rel);
+    gw_remote_signal(remote);
+}
+
+void gw_attn_client_drop(struct gw_dispatch *dispatch)
+{
+    if (dispatch->waiting) {
+        unlink_dispatch(dispatch->part->node, dispatch);
+        dispatch_done(dispatch);
+    }
+}
+
+static void take_answer(struct gw_node *node, const Pigpen__V1__AttendResponse *answer,
+                        const struct pp_payload_view *payload)
+{
+    struct gw_dispatch *dispatch = node->waiting_first;
+    while (dispatch != NULL && dispatch->request_id != answer->request_id) {
+        dispatch = dispatch->next;
+    }
+    if (dispatch == NULL) {
+        pp_stat_add(node->remote->late_answers, 1);
+        return;
+    }
+    enum pp_status status = PP_INTERNAL;
+    const char *cause = gw_attn_client_take(dispatch, answer, payload, &status);
+    if (cause != NULL) {
+        gw_sequence_fail(dispatch->sequence, node, status, "attend of layer %u: %s",
+                         dispatch->layer, cause);
+        return;
+    }
+    uint64_t now_us = gw_remote_now(node->remote);
+    uint64_t begun_us = dispatch->sequence->attend_begun_us;
+    dispatch->answered_us = now_us;
+    pp_stat_observe(node->rtt, now_us > begun_us ? (double)(now_us - begun_us) * 1e-6 : 0);
+    unlink_dispatch(node, dispatch);
+    dispatch_done(dispatch);
+}
+
+static void on_message(void *context, struct pp_call *call, struct pp_message *message)
+{
+    struct gw_node *node = context;
+    struct gw_remote *remote = node->remote;
+    ProtobufCMessage *answer = NULL;
+    struct pp_payload_view payload;
+    pp_codec_arena_reset(&remote->arena);
+    enum pp_status status = pp_codec_unpack(message, &pigpen__v1__attend_response__descriptor,
+                                            &remote->arena, &answer, &payload);
+    if (status == PP_OK) {
+        take_answer(node, (const Pigpen__V1__AttendResponse *)(const void *)answer, &payload);
+    } else if (node->waiting_first != NULL) {
+        gw_sequence_fail(node->waiting_first->sequence, node, PP_INTERNAL,
+                         "attend: an answer that is no AttendResponse (%s)",
+                         pp_status_name(status));
+    }
+    pp_message_release(message);
+    remote->config.transport->ops->call_receive(call);
+}
+
+static void on_ended(void *context, struct pp_call *call, const struct pp_call_end *end)
+{
+    struct gw_node *node = context;
+    if (call != node->attend_call) {
+        return;
+    }
+    node->attend_call = NULL;
+    enum pp_status status = end->status == PP_OK ? PP_UNAVAILABLE : end->status;
+    while (node->waiting_first != NULL) {
+        gw_sequence_fail(node->waiting_first->sequence, node, status, "attend stream broken: %s",
+                         end->message != NULL ? end->message : "");
+    }
+}
+
+static const struct pp_call_events attend_events = {.message = on_message, .ended = on_ended};
+
+enum pp_status gw_attn_client_open(struct gw_node *node)
+{
+    const struct pp_transport_ops *ops = node->remote->config.transport->ops;
+    if (node->attend_call != NULL) {
+        return PP_OK;
+    }
+    PP_TRY(ops->call_start(node->latency, ATTEND_PATH, PP_CALL_BIDI, 0, &attend_events, node,
+                           &node->attend_call));
+    ops->call_receive(node->attend_call);
+    return PP_OK;
+}
+
+void gw_attn_client_run(struct gw_remote *remote, struct gw_command *command)
+{
+    struct gw_dispatch *dispatch = (struct gw_dispatch *)command;
+    struct gw_node *node = dispatch->part->node;
+    if (gw_sequence_failed(dispatch->sequence) != PP_OK) {
+        dispatch_done(dispatch);
+        return;
+    }
+    dispatch->next = NULL;
+    dispatch->waiting = true;
+    if (node->waiting_last != NULL) {
+        node->waiting_last->next = dispatch;
+    } else {
+        node->waiting_first = dispatch;
+    }
+    node->waiting_last = dispatch;
+    enum pp_status status = gw_attn_client_open(node);
+    if (status == PP_OK) {
+        struct pp_payload payload = {
+            .data = dispatch->sending->data,
+            .bytes = dispatch->payload_bytes,
+            .release = gw_buffer_release,
+            .context = dispatch->sending,
+        };
+        struct gw_buffer *buffer = dispatch->sending;
+        atomic_fetch_add_explicit(&buffer->refs, 1, memory_order_relaxed);
+        status = remote->config.transport->ops->call_send(node->attend_call, dispatch->header,
+                                                          dispatch->header_bytes, &payload, false);
+        if (status != PP_OK) {
+            gw_buffer_release(buffer);
+        }
+    }
+    if (status != PP_OK && dispatch->waiting) {
+        gw_sequence_fail(dispatch->sequence, node, status, "attend of layer %u could not be sent",
+                         dispatch->layer);
+    }
+}
+
+uint64_t gw_attn_client_tick(struct gw_node *node, uint64_t now_us)
+{
+    while (node->waiting_first != NULL && now_us >= node->waiting_first->deadline_us) {
+        gw_sequence_fail(node->waiting_first->sequence, node, PP_DEADLINE_EXCEEDED,
+                         "attend of layer %u: no answer within %llu ms", node->waiting_first->layer,
+                         (unsigned long long)(node->remote->config.attend_timeout_us / 1000));
+    }
+    return node->waiting_first != NULL ? node->waiting_first->deadline_us : UINT64_MAX;
+}

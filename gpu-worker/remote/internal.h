@@ -1,0 +1,223 @@
+/*
+ * What the files of gpu-worker/remote share: the objects behind remote.h and who owns which field.
+ * It refuses to be included from outside the folder (tests excepted).
+ *
+ * Ownership: [engine] fields are touched by the engine thread, [rpc] fields by the rpc thread,
+ * atomics by both; everything else is written once before it is shared. A command is handed over by
+ * gw_remote_post and belongs to the rpc thread until it says that it is done.
+ */
+#ifndef PIGPEN_GPU_WORKER_REMOTE_INTERNAL_H
+#define PIGPEN_GPU_WORKER_REMOTE_INTERNAL_H
+
+#include <stdatomic.h>
+
+#include "common/attn/hash.h"
+#include "common/rpc/codec.h"
+#include "common/run/ring.h"
+#include "common/run/thread.h"
+#include "gpu-worker/remote/remote.h"
+#include "gpu-worker/remote/route.h"
+#include "pigpen/v1/attention.pb-c.h"
+
+#define GW_ERROR_BYTES  320u
+#define GW_HEADER_BYTES 1536u /* attend: 64 seeds of 8 bytes, sections, numbers */
+
+/* A wait of the engine thread spins this long, then sleeps until the rpc thread wakes it. */
+#define GW_WAIT_SPIN_US 50u
+/* One pause of a wait lasts this long at most: a lost wake costs no more. */
+#define GW_WAIT_PAUSE_US 20000u
+
+struct gw_node;
+struct gw_part;
+
+/* Work for the rpc thread. */
+struct gw_command {
+    void (*run)(struct gw_remote *remote, struct gw_command *command);
+};
+
+/* Bytes that the transport may still be sending after their owner is gone. */
+struct gw_buffer {
+    _Atomic uint32_t refs;
+    uint64_t bytes;
+    uint8_t data[];
+};
+
+/* One message of K/V on its way to one part, in the outbox ring; the payload follows the struct. */
+struct gw_chunk {
+    struct gw_command command;
+    struct gw_outbox_memory *memory;
+    uint64_t ring_bytes;   /* of the ring, this struct included */
+    _Atomic uint32_t refs; /* the queue's, and one a running send; 0: the bytes may be reused */
+    struct gw_part *part;
+    struct gw_chunk *next; /* [rpc] in the node's queue */
+    uint64_t request_id;
+    uint32_t layer;
+    uint64_t start, end; /* held indices within the part */
+    uint32_t header_bytes;
+    uint8_t header[192];
+    uint64_t payload_bytes;
+    uint8_t *payload;
+};
+
+/* The K/V that waits for acknowledgement: a ring of bytes. Taken by the engine thread in order;
+ * freed in any order by dropping references; the engine thread moves the end over freed chunks. It
+ * lives until the last reference is gone, also past gw_remote_destroy. */
+struct gw_outbox_memory {
+    _Atomic uint32_t refs; /* the remote's, and one a running send */
+    uint64_t capacity;
+    uint64_t head, tail; /* [engine] bytes ever taken and given back */
+    uint8_t *base;
+};
+
+/* One attend of one part, made once with the sequence. */
+struct gw_dispatch {
+    struct gw_command command;
+    struct gw_remote_sequence *sequence;
+    struct gw_part *part;
+    struct gw_dispatch *next; /* [rpc] in the node's list of waiting ones, oldest first */
+    bool waiting;             /* [rpc] it is in that list */
+    uint64_t request_id, deadline_us;
+    uint32_t layer, q_rows, q_heads, head_dim, kv_heads;
+    uint64_t held_tokens;
+    enum pp_estimator_kind asked;
+    uint32_t header_bytes;
+    uint8_t header[GW_HEADER_BYTES];
+    struct gw_buffer
+        *requests[2]; /* [engine] the q rows; two, as one may still be with the sender */
+    struct gw_buffer *sending;
+    uint64_t payload_bytes;
+    /* the answer: written by the rpc thread before it counts the dispatch as done */
+    float *o, *lse, *var, *lse_var; /* [q row][q head of the part] (x [dim]) */
+    uint32_t *keys_read_head;
+    uint32_t rows_capacity;
+    uint64_t keys_read, node_us, answered_us;
+    enum pp_estimator_kind used;
+};
+
+struct gw_part {
+    struct gw_remote_sequence *sequence;
+    struct gw_node *node;
+    uint32_t index;
+    uint64_t handle, incarnation, lease_us;
+    _Atomic uint64_t *acked; /* [layers] tokens acknowledged in order */
+    uint64_t *sent;          /* [layers] [rpc] end of the last chunk queued */
+    struct gw_dispatch dispatch;
+};
+
+struct gw_remote_sequence {
+    struct gw_remote *remote;
+    struct gw_remote_sequence *next; /* [rpc] of the open ones */
+    struct gw_command enlist, detach;
+    _Atomic bool enlisted, detached;
+    struct gw_remote_sequence_config config;
+    uint32_t *dense_layers;
+    uint8_t id[PP_ID_BYTES];
+    uint64_t generation; /* [engine]; only changed while nothing is in flight */
+    struct gw_route route;
+    struct gw_part *parts;
+    uint64_t *handed;       /* [layers] [engine] */
+    _Atomic uint64_t *held; /* [layers] */
+    struct pp_hash *hash;   /* of queries; NULL unless lsh */
+    _Atomic uint32_t chunks_waiting, dispatches_waiting;
+    bool attending; /* [engine] */
+    struct gw_remote_attend attend;
+    uint64_t attend_begun_us;
+    uint64_t renew_us;  /* [rpc] when leases are renewed next */
+    _Atomic int failed; /* enum pp_status; the first failure stays */
+    char error[GW_ERROR_BYTES];
+};
+
+/* A unary call. Owned by whoever waits for it, or by the rpc thread when `orphan`. */
+struct gw_unary {
+    struct gw_command command;
+    struct gw_node *node;
+    struct gw_unary *next; /* [rpc] of the running ones */
+    const char *path;
+    uint64_t timeout_us, deadline_us;
+    uint8_t *request;
+    size_t request_bytes;
+    const ProtobufCMessageDescriptor *answer_type;
+    /* rpc thread; a status other than PP_OK refuses the answer. */
+    enum pp_status (*answered)(struct gw_unary *unary, const ProtobufCMessage *answer);
+    void *context; /* answered's */
+    struct pp_call *call;
+    bool has_answer, orphan, timed_out;
+    struct gw_part *part; /* may be NULL; orphans: NULL when the sequence has gone */
+    enum pp_status status;
+    char message[160];
+    _Atomic bool done;
+};
+
+struct gw_node_limits {
+    uint64_t message_bytes_max;
+    uint32_t q_rows_max, stream_window;
+};
+
+struct gw_node {
+    struct gw_remote *remote;
+    uint32_t index;
+    struct gw_node_address address;
+    struct pp_channel *latency, *bulk;
+    /* [rpc], read by the engine thread after a unary call is done */
+    uint64_t incarnation;
+    struct gw_node_limits limits;
+    bool serving, known;
+    /* attends [rpc] */
+    struct pp_call *attend_call;
+    struct gw_dispatch *waiting_first, *waiting_last;
+    /* appends [rpc]: one list, sent ones first */
+    struct pp_call *append_call;
+    struct gw_chunk *queue_first, *queue_last, *unsent;
+    uint32_t in_flight;
+    uint64_t stall_us, reopen_us;
+    enum pp_status append_status; /* why the stream ended last */
+    char append_message[120];
+    struct pp_stat *up, *rtt;
+    char labels[96];
+};
+
+struct gw_remote {
+    struct gw_remote_config config;
+    struct gw_node *nodes;
+    struct pp_ring *commands; /* engine to rpc */
+    struct pp_ring *events;   /* never filled: its wake is the engine thread's */
+    struct pp_thread *thread;
+    bool threaded; /* written while no rpc thread runs */
+    struct gw_outbox_memory *outbox;
+    struct pp_codec_arena arena;          /* [rpc] */
+    struct gw_unary *unaries;             /* [rpc] running */
+    struct gw_remote_sequence *sequences; /* [rpc] */
+    uint64_t next_request_id;             /* [engine] */
+    uint64_t turn;                        /* [engine] sequences opened */
+    struct pp_stat *late_answers, *failures, *outbox_bytes, *append_resends;
+};
+
+static inline uint64_t gw_remote_now(const struct gw_remote *remote)
+{
+    return pp_clock_now_us(&remote->config.clock);
+}
+
+/* remote.c: hands a command over; without a thread it runs at once. */
+void gw_remote_post(struct gw_remote *remote, struct gw_command *command);
+/* Engine thread: lets the rpc side go on until something may have changed. */
+void gw_remote_pause(struct gw_remote *remote, uint64_t until_us);
+/* Any thread: something has changed for the engine thread. */
+void gw_remote_signal(struct gw_remote *remote);
+
+/* sequence.c. The rpc thread: the sequence ends; the first error stays. Its waiting dispatches and
+ * queued chunks are dropped. node may be NULL. */
+__attribute__((format(printf, 4, 5))) void gw_sequence_fail(struct gw_remote_sequence *sequence,
+                                                            const struct gw_node *node,
+                                                            enum pp_status status,
+                                                            const char *format, ...);
+static inline enum pp_status gw_sequence_failed(const struct gw_remote_sequence *sequence)
+{
+    return (enum pp_status)atomic_load_explicit(&sequence->failed, memory_order_acquire);
+}
+/* rpc thread: renews leases that are due. Returns when it must be called next. */
+uint64_t gw_sequence_tick(struct gw_remote *remote, uint64_t now_us);
+
+struct gw_buffer *gw_buffer_new(uint64_t bytes); /* NULL: no memory; one reference */
+void gw_buffer_release(void *buffer);            /* drops a reference; any thread */
+
+#endif

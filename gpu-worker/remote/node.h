@@ -1,0 +1,38 @@
+/*
+ * A node as the worker sees it: a channel pair (latency and bulk), unary calls, health and info.
+ * Below attn_client and outbox on the walk. Threads: init and deinit on the engine thread without a
+ * running rpc thread; gw_unary_* as said; the rest on the rpc thread.
+ */
+#ifndef PIGPEN_GPU_WORKER_REMOTE_NODE_H
+#define PIGPEN_GPU_WORKER_REMOTE_NODE_H
+
+#include "gpu-worker/remote/internal.h"
+
+PP_MUST_USE enum pp_status gw_node_init(struct gw_node *node, struct gw_remote *remote,
+                                        uint32_t index);
+void gw_node_deinit(struct gw_node *node);
+
+/* Engine thread: packs request and hands the call over. PP_MEMORY. answered may be NULL. `orphan`
+ * and `part` of *unary are kept: with orphan it is the rpc thread that calls, *unary came from
+ * malloc and frees itself, and answered is called with NULL when the call failed. */
+PP_MUST_USE enum pp_status
+gw_unary_start(struct gw_unary *unary, struct gw_node *node, const char *path, uint64_t timeout_us,
+               const ProtobufCMessage *request, const ProtobufCMessageDescriptor *answer_type,
+               enum pp_status (*answered)(struct gw_unary *unary, const ProtobufCMessage *answer),
+               void *context);
+/* Engine thread: waits for all of them (those never started count as done); it ends, because every
+ * call has a deadline. Returns the first status that is not PP_OK. */
+PP_MUST_USE enum pp_status gw_unary_wait(struct gw_remote *remote, struct gw_unary *unaries,
+                                         uint32_t count);
+void gw_unary_deinit(struct gw_unary *unary);
+/* rpc thread: cancels calls past their deadline. Returns the next deadline. */
+uint64_t gw_unary_tick(struct gw_remote *remote, uint64_t now_us);
+
+/* Health and info of every node at once; sets serving, incarnation and limits. PP_UNAVAILABLE when
+ * one is missing. Engine thread. */
+PP_MUST_USE enum pp_status gw_node_probe_all(struct gw_remote *remote, uint64_t timeout_us);
+
+/* Limits as a node said them; zeros take defaults. rpc thread. */
+void gw_node_take_limits(struct gw_node *node, const Pigpen__V1__Limits *limits);
+
+#endif
