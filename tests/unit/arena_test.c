@@ -1,0 +1,144 @@
+/*
+ * Arenas: alignment, accounts, threads, and memory that goes back.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <string.h>
+
+#include "common/base/rng.h"
+#include "common/mem/arena.h"
+
+#define BLOCKS 64
+
+static void blocks_are_aligned_apart_and_usable(void **state)
+{
+    (void)state;
+    struct pp_arena *arena;
+    unsigned char *blocks[BLOCKS];
+    uint64_t bytes[BLOCKS];
+    assert_int_equal(pp_arena_new(-1, PP_HUGEPAGES_TRY, &arena), PP_OK);
+    for (int index = 0; index < BLOCKS; ++index) {
+        void *memory;
+        bytes[index] =
+            index == 0 ? 0 : pp_rng_at(1, (uint64_t)index) % (index % 8 == 0 ? 4u << 20 : 5000);
+        assert_int_equal(pp_arena_take(arena, bytes[index], &memory), PP_OK);
+        assert_int_equal((uintptr_t)memory % 64, 0);
+        memset(memory, index, bytes[index]);
+        blocks[index] = memory;
+    }
+    for (int index = 0; index < BLOCKS; ++index) {
+        for (uint64_t at = 0; at < bytes[index]; at += 97) {
+            assert_int_equal(blocks[index][at], index);
+        }
+        pp_arena_give(arena, blocks[index], bytes[index]);
+    }
+    pp_arena_give(arena, NULL, 0);
+    pp_arena_destroy(arena);
+    pp_arena_destroy(NULL);
+}
+
+static void usage_follows_what_is_taken(void **state)
+{
+    (void)state;
+    struct pp_arena *arena;
+    void *memory;
+    uint64_t allocated = 1;
+    uint64_t mapped;
+    uint64_t bytes = 32u << 20;
+    assert_int_equal(pp_arena_new(-1, PP_HUGEPAGES_OFF, &arena), PP_OK);
+    pp_arena_usage(arena, &allocated, &mapped);
+    assert_int_equal(allocated, 0);
+    assert_int_equal(pp_arena_take(arena, bytes, &memory), PP_OK);
+    memset(memory, 1, bytes);
+    pp_arena_usage(arena, &allocated, &mapped);
+    assert_true(allocated >= bytes && allocated < bytes + bytes / 4);
+    assert_true(mapped >= allocated);
+    pp_arena_give(arena, memory, bytes);
+    pp_arena_usage(arena, &allocated, &mapped);
+    assert_int_equal(allocated, 0);
+    pp_arena_destroy(arena);
+}
+
+static void arenas_are_separate_and_bound_where_they_can_be(void **state)
+{
+    (void)state;
+    struct pp_arena *arenas[2];
+    void *memory[2];
+    uint64_t allocated;
+    uint64_t mapped;
+    for (int index = 0; index < 2; ++index) {
+        assert_int_equal(pp_arena_new(0, PP_HUGEPAGES_TRY, &arenas[index]), PP_OK);
+    }
+    assert_int_equal(pp_arena_take(arenas[0], 3u << 20, &memory[0]), PP_OK);
+    assert_int_equal(pp_arena_take(arenas[1], 100, &memory[1]), PP_OK);
+    pp_arena_usage(arenas[1], &allocated, &mapped);
+    assert_true(allocated >= 100 && allocated < 1000);
+    pp_arena_give(arenas[0], memory[0], 3u << 20);
+    pp_arena_give(arenas[1], memory[1], 100);
+    for (int index = 0; index < 2; ++index) {
+        pp_arena_destroy(arenas[index]);
+    }
+}
+
+static void impossible_sizes_are_refused(void **state)
+{
+    (void)state;
+    struct pp_arena *arena;
+    void *memory = NULL;
+    assert_int_equal(pp_arena_new(-1, PP_HUGEPAGES_OFF, &arena), PP_OK);
+    assert_int_equal(pp_arena_take(arena, UINT64_MAX, &memory), PP_MEMORY);
+    assert_int_equal(pp_arena_take(arena, UINT64_MAX - 63, &memory), PP_MEMORY);
+    assert_int_equal(pp_arena_take(arena, UINT64_C(1) << 60, &memory), PP_MEMORY);
+    assert_null(memory);
+    pp_arena_destroy(arena);
+}
+
+static void *take_and_give(void *argument)
+{
+    struct pp_arena *arena = argument;
+    for (uint64_t round = 0; round < 2000; ++round) {
+        void *memory;
+        uint64_t bytes = 1 + pp_rng_at(5, round) % 20000;
+        if (pp_arena_take(arena, bytes, &memory) != PP_OK) {
+            return arena;
+        }
+        memset(memory, 1, bytes);
+        pp_arena_give(arena, memory, bytes);
+    }
+    return NULL;
+}
+
+static void threads_may_share_an_arena(void **state)
+{
+    (void)state;
+    struct pp_arena *arena;
+    pthread_t threads[4];
+    assert_int_equal(pp_arena_new(-1, PP_HUGEPAGES_TRY, &arena), PP_OK);
+    for (int index = 0; index < 4; ++index) {
+        assert_int_equal(pthread_create(&threads[index], NULL, take_and_give, arena), 0);
+    }
+    for (int index = 0; index < 4; ++index) {
+        void *failed;
+        assert_int_equal(pthread_join(threads[index], &failed), 0);
+        assert_null(failed);
+    }
+    pp_arena_destroy(arena);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(blocks_are_aligned_apart_and_usable),
+        cmocka_unit_test(usage_follows_what_is_taken),
+        cmocka_unit_test(arenas_are_separate_and_bound_where_they_can_be),
+        cmocka_unit_test(impossible_sizes_are_refused),
+        cmocka_unit_test(threads_may_share_an_arena),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
