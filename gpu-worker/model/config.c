@@ -11,9 +11,9 @@
 
 #include "common/base/limits.h"
 
-#define HIDDEN_MAX  (1u << 16)
-#define FFN_MAX     (1u << 20)
-#define VOCAB_MAX   (1u << 21)
+#define HIDDEN_MAX (1u << 16)
+#define FFN_MAX    (1u << 20)
+
 #define CONTEXT_MAX (1u << 30)
 
 struct config_reader {
@@ -240,10 +240,10 @@ static enum pp_status check_features(const struct config_reader *reader,
 /* The embedding's rows say the vocabulary where no key does. */
 static enum pp_status read_vocab(const struct config_reader *reader, struct gw_config *config)
 {
-    enum pp_status status = read_count(reader, "llama.vocab_size", VOCAB_MAX, &config->vocab);
+    enum pp_status status = read_count(reader, "llama.vocab_size", GW_VOCAB_MAX, &config->vocab);
     if (status == PP_NOT_FOUND) {
         const struct gw_tensor *embedding = gw_gguf_tensor(reader->gguf, "token_embd.weight");
-        if (embedding == NULL || embedding->dims[1] > VOCAB_MAX) {
+        if (embedding == NULL || embedding->dims[1] > GW_VOCAB_MAX) {
             return refuse(reader, PP_INVALID_ARGUMENT,
                           "llama.vocab_size is missing and token_embd.weight does not tell it");
         }

@@ -23,6 +23,9 @@ enum gw_rope_style {
 
 #define GW_CONFIG_NAME_BYTES 96
 
+/* Tokens a vocabulary may have: eight times the largest known. */
+#define GW_VOCAB_MAX (1u << 21)
+
 struct gw_config {
     char name[GW_CONFIG_NAME_BYTES]; /* general.name made printable, or the architecture */
     uint32_t layers;
