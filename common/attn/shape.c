@@ -1,0 +1,218 @@
+/*
+ * Checks on shapes and estimators, and rounding between f32 and the wire's dtypes.
+ */
+#include "common/attn/shape.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/half.h"
+#include "common/base/limits.h"
+
+#define LSH_K_DEFAULT 10u
+#define LSH_L_DEFAULT 150u
+#define LSH_T_DEFAULT 2u
+
+uint32_t pp_dtype_bytes(enum pp_dtype dtype)
+{
+    switch ((int)dtype) {
+    case PP_BF16:
+    case PP_F16:
+        return 2;
+    case PP_F32:
+        return 4;
+    default:
+        return 0;
+    }
+}
+
+const char *pp_dtype_name(enum pp_dtype dtype)
+{
+    static const char *const names[] = {"none", "bf16", "f16", "f32"};
+    unsigned index = (unsigned)dtype;
+    return index < 4 ? names[index] : "invalid";
+}
+
+const char *pp_estimator_name(enum pp_estimator_kind kind)
+{
+    static const char *const names[] = {"none", "exact", "lsh", "sketch"};
+    unsigned index = (unsigned)kind;
+    return index < 4 ? names[index] : "invalid";
+}
+
+enum pp_status pp_shape_check(const struct pp_shape *shape)
+{
+    if (pp_dtype_bytes(shape->kv_dtype) == 0) {
+        return PP_BAD_DTYPE;
+    }
+    bool counts_ok = shape->layers >= 1 && shape->layers <= PP_LAYERS_MAX && shape->q_heads >= 1 &&
+                     shape->q_heads <= PP_Q_HEADS_MAX && shape->kv_heads >= 1 &&
+                     shape->kv_heads <= PP_KV_HEADS_MAX && shape->head_dim >= 1 &&
+                     shape->head_dim <= PP_HEAD_DIM_MAX;
+    if (!counts_ok || shape->q_heads % shape->kv_heads != 0) {
+        return PP_BAD_SHAPE;
+    }
+    return isfinite(shape->scale) && shape->scale > 0.0f ? PP_OK : PP_BAD_SHAPE;
+}
+
+enum pp_status pp_estimator_resolve(struct pp_estimator *estimator)
+{
+    switch ((int)estimator->kind) {
+    case PP_EXACT:
+        estimator->k = estimator->l = estimator->t = 0;
+        return PP_OK;
+    case PP_LSH:
+        break;
+    case PP_SKETCH:
+        return PP_UNIMPLEMENTED;
+    default:
+        return PP_INVALID_ARGUMENT;
+    }
+    struct pp_estimator resolved = {
+        .kind = PP_LSH,
+        .k = estimator->k == 0 ? LSH_K_DEFAULT : estimator->k,
+        .l = estimator->l == 0 ? LSH_L_DEFAULT : estimator->l,
+        .t = estimator->t == 0 ? LSH_T_DEFAULT : estimator->t,
+    };
+    if (resolved.k > PP_LSH_K_MAX || resolved.l > PP_LSH_L_MAX || resolved.t > resolved.l) {
+        return PP_INVALID_ARGUMENT;
+    }
+    *estimator = resolved;
+    return PP_OK;
+}
+
+/* One "k=10" of an lsh text; moves *at behind it. */
+static enum pp_status parse_parameter(const char **at, struct pp_estimator *estimator)
+{
+    uint32_t *target;
+    switch ((*at)[0]) {
+    case 'k':
+        target = &estimator->k;
+        break;
+    case 'l':
+        target = &estimator->l;
+        break;
+    case 't':
+        target = &estimator->t;
+        break;
+    default:
+        return PP_INVALID_ARGUMENT;
+    }
+    const char *digits = *at + 2;
+    if ((*at)[1] != '=' || digits[0] < '1' || digits[0] > '9') {
+        return PP_INVALID_ARGUMENT;
+    }
+    char *end;
+    unsigned long value = strtoul(digits, &end, 10);
+    if (value > PP_LSH_L_MAX) {
+        return PP_INVALID_ARGUMENT;
+    }
+    *target = (uint32_t)value;
+    *at = end;
+    return PP_OK;
+}
+
+enum pp_status pp_estimator_parse(const char *text, struct pp_estimator *estimator_out)
+{
+    struct pp_estimator estimator = {.kind = PP_ESTIMATOR_NONE};
+    if (strcmp(text, "exact") == 0) {
+        estimator.kind = PP_EXACT;
+    } else if (strcmp(text, "sketch") == 0) {
+        estimator.kind = PP_SKETCH;
+    } else if (strcmp(text, "lsh") == 0 || strncmp(text, "lsh:", 4) == 0) {
+        estimator.kind = PP_LSH;
+        const char *at = text + 3;
+        while (*at != '\0') {
+            if (*at != ':' && *at != ',') {
+                return PP_INVALID_ARGUMENT;
+            }
+            ++at;
+            PP_TRY(parse_parameter(&at, &estimator));
+        }
+    }
+    PP_TRY(pp_estimator_resolve(&estimator));
+    *estimator_out = estimator;
+    return PP_OK;
+}
+
+void pp_dtype_from_f32(enum pp_dtype dtype, const float *values, uint64_t count, void *out)
+{
+    uint16_t *halves = out;
+    switch ((int)dtype) {
+    case PP_BF16:
+        for (uint64_t i = 0; i < count; ++i) {
+            halves[i] = pp_bf16_from_f32(values[i]);
+        }
+        break;
+    case PP_F16:
+        for (uint64_t i = 0; i < count; ++i) {
+            halves[i] = pp_f16_from_f32(values[i]);
+        }
+        break;
+    default:
+        memmove(out, values, count * sizeof(*values));
+        break;
+    }
+}
+
+void pp_dtype_to_f32(enum pp_dtype dtype, const void *values, uint64_t count, float *out)
+{
+    const uint8_t *bytes = values;
+    uint16_t half;
+    switch ((int)dtype) {
+    case PP_BF16:
+        for (uint64_t i = 0; i < count; ++i) {
+            memcpy(&half, bytes + 2 * i, sizeof(half));
+            out[i] = pp_bf16_to_f32(half);
+        }
+        break;
+    case PP_F16:
+        for (uint64_t i = 0; i < count; ++i) {
+            memcpy(&half, bytes + 2 * i, sizeof(half));
+            out[i] = pp_f16_to_f32(half);
+        }
+        break;
+    default:
+        memcpy(out, values, count * sizeof(*out));
+        break;
+    }
+}
+
+/* The magnitude's bits of a value that is allowed are at most those of the bound: NaN and infinity
+ * have larger ones, so one integer comparison covers all. */
+static bool halves_within(const uint8_t *values, uint64_t count, uint16_t bits_max)
+{
+    uint32_t worst = 0;
+    for (uint64_t i = 0; i < count; ++i) {
+        uint16_t half;
+        memcpy(&half, values + 2 * i, sizeof(half));
+        uint32_t magnitude = half & 0x7fffu;
+        worst = magnitude > worst ? magnitude : worst;
+    }
+    return worst <= bits_max;
+}
+
+enum pp_status pp_dtype_check_finite(enum pp_dtype dtype, const void *values, uint64_t count)
+{
+    const uint8_t *bytes = values;
+    uint32_t bound;
+    const float magnitude_max = PP_MAGNITUDE_MAX;
+    memcpy(&bound, &magnitude_max, sizeof(bound));
+    if (dtype == PP_BF16) {
+        return halves_within(bytes, count, (uint16_t)(bound >> 16)) ? PP_OK : PP_NON_FINITE;
+    }
+    if (dtype == PP_F16) {
+        return halves_within(bytes, count, 0x7bff) ? PP_OK : PP_NON_FINITE;
+    }
+    uint32_t worst = 0;
+    for (uint64_t i = 0; i < count; ++i) {
+        uint32_t bits;
+        memcpy(&bits, bytes + 4 * i, sizeof(bits));
+        bits &= 0x7fffffffu;
+        worst = bits > worst ? bits : worst;
+    }
+    return worst <= bound ? PP_OK : PP_NON_FINITE;
+}
