@@ -16,7 +16,8 @@
 
 #define PP_PAYLOAD_FIELD 15u
 
-/* More fields at the top level than any message of ours has: hostile ones must not keep a thread. */
+/* More fields at the top level than any message of ours has: hostile ones must not keep a thread.
+ */
 #define PP_CODEC_FIELDS_MAX 65536u
 
 /* A bounded bump allocator for unpacking: everything goes at reset. A message that needs more than
@@ -38,14 +39,15 @@ void pp_codec_arena_reset(struct pp_codec_arena *arena);
 PP_MUST_USE enum pp_status pp_codec_pack(const ProtobufCMessage *header, size_t payload_bytes,
                                          uint8_t *out, size_t capacity, size_t *bytes_out);
 
-/* A received message, unpacked: the header by protobuf-c in the arena, the payload in place when one
- * piece holds it, else copied into the arena (size it for header and payload). header_out and
+/* A received message, unpacked: the header by protobuf-c in the arena, the payload in place when
+ * one piece holds it, else copied into the arena (size it for header and payload). header_out and
  * payload_out live until the arena's reset, and the payload no longer than the message. Unusual
- * layouts (payload not last, twice, in the middle) are met by the general unpack and copies; the last
- * payload counts. The header's own payload field is for nobody's use. A descriptor without a bytes
- * field 15 gives an empty payload. PP_INVALID_ARGUMENT on malformed input, PP_MESSAGE_TOO_LARGE when
- * the arena is too small or there are more than PP_CODEC_FIELDS_MAX fields. The caller resets the
- * arena, also after a failure. protobuf-c checks neither enum ranges nor UTF-8 nor bool values. */
+ * layouts (payload not last, twice, in the middle) are met by the general unpack and copies; the
+ * last payload counts. The header's own payload field is for nobody's use. A descriptor without a
+ * bytes field 15 gives an empty payload. PP_INVALID_ARGUMENT on malformed input,
+ * PP_MESSAGE_TOO_LARGE when the arena is too small or there are more than PP_CODEC_FIELDS_MAX
+ * fields. The caller resets the arena, also after a failure. protobuf-c checks neither enum ranges
+ * nor UTF-8 nor bool values. */
 struct pp_payload_view {
     const uint8_t *data; /* contiguous, of any alignment; NULL when empty */
     size_t bytes;
