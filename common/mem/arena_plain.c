@@ -10,6 +10,7 @@
 #include "common/base/assert.h"
 
 #define ALIGNMENT_BYTES 64u
+#define BYTES_MAX       (UINT64_C(1) << 38) /* the sanitizers end the process above 2^40 */
 
 struct pp_arena {
     _Atomic uint64_t allocated;
@@ -39,7 +40,7 @@ void pp_arena_destroy(struct pp_arena *arena)
 enum pp_status pp_arena_take(struct pp_arena *arena, uint64_t bytes, void **memory_out)
 {
     void *memory;
-    if (posix_memalign(&memory, ALIGNMENT_BYTES, bytes > 0 ? bytes : 1) != 0) {
+    if (bytes > BYTES_MAX || posix_memalign(&memory, ALIGNMENT_BYTES, bytes > 0 ? bytes : 1) != 0) {
         return PP_MEMORY;
     }
     atomic_fetch_add(&arena->allocated, bytes);

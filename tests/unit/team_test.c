@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -120,6 +121,26 @@ static void idle_threads_do_not_spin_long(void **state)
     assert_true(least_ms < 30.0);
 }
 
+/* oneDNN asks for libgomp. Two runtimes would mean two sets of threads on the same cores: whoever
+ * asks for libgomp's symbols must get them from the runtime that the teams run on. */
+static void one_openmp_runtime_serves_all(void **state)
+{
+    (void)state;
+    static const char *const symbols[][2] = {{"GOMP_parallel", "GOMP_4.0"},
+                                             {"GOMP_barrier", "GOMP_1.0"},
+                                             {"omp_get_thread_num", "OMP_1.0"}};
+    Dl_info ours;
+    assert_int_not_equal(dladdr(dlsym(RTLD_DEFAULT, "omp_get_max_threads"), &ours), 0);
+    for (size_t index = 0; index < sizeof(symbols) / sizeof(symbols[0]); ++index) {
+        Dl_info theirs;
+        void *symbol = dlvsym(RTLD_DEFAULT, symbols[index][0], symbols[index][1]);
+        assert_non_null(symbol);
+        assert_int_not_equal(dladdr(symbol, &theirs), 0);
+        assert_string_equal(theirs.dli_fname, ours.dli_fname);
+    }
+    print_message("OpenMP runtime: %s\n", ours.dli_fname);
+}
+
 static void default_team_has_a_thread(void **state)
 {
     (void)state;
@@ -134,6 +155,7 @@ int main(void)
         cmocka_unit_test(writes_are_seen_across_fork_and_join),
         cmocka_unit_test(masters_have_teams_of_their_own),
         cmocka_unit_test(idle_threads_do_not_spin_long),
+        cmocka_unit_test(one_openmp_runtime_serves_all),
         cmocka_unit_test(default_team_has_a_thread),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
