@@ -29,6 +29,10 @@ void pp_hash_destroy(struct pp_hash *hash);
 /* Signature of one query: q [dim] f32 finite -> codes_out [l]. */
 void pp_hash_query(const struct pp_hash *hash, const float *q, uint16_t *codes_out);
 
+/* The same for count queries at once, in lanes: q [count][dim] f32 -> codes_out [count][l]. */
+void pp_hash_queries(const struct pp_hash *hash, const float *q, uint32_t count,
+                     uint16_t *codes_out);
+
 /* Signatures of count keys. rows: the K part of each row, `row_bytes` apart, of dtype. centre [dim]
  * f32. codes_out is [l][stride], table-major: code of key i and table t at t * stride + i;
  * stride >= count rounded up to 32, and the padding may be written. codes_out 64-byte aligned and

@@ -1,0 +1,142 @@
+/*
+ * LSH signatures: the tables of signs and bits of one (seed, dim, k, l), and the way of rows into
+ * lanes and of lanes into table-major codes. The arithmetic lies in hash_lanes.h.
+ */
+#include "common/attn/hash.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/attn/hash_lanes.h"
+#include "common/base/rng.h"
+#include "common/run/cpu.h"
+
+static uint32_t padded_size(uint32_t dim)
+{
+    return dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
+}
+
+static const struct pp_hash_kernels *kernels(void)
+{
+    switch (pp_isa_get()) {
+    case PP_ISA_SCALAR:
+        return &pp_hash_scalar;
+    case PP_ISA_AVX2:
+        return &pp_hash_avx2;
+    default:
+        return &pp_hash_avx512;
+    }
+}
+
+/* Bit j of table t from block (t + j) mod R in order of dimension; when that block is used up, from
+ * the least used one. */
+static void assign_bits(struct pp_hash *hash)
+{
+    for (uint32_t t = 0; t < hash->l; ++t) {
+        for (uint32_t j = 0; j < hash->k; ++j) {
+            uint32_t block = (t + j) % hash->block_count;
+            if (hash->block_used[block] == hash->size) {
+                block = 0;
+                for (uint32_t r = 1; r < hash->block_count; ++r) {
+                    block = hash->block_used[r] < hash->block_used[block] ? r : block;
+                }
+            }
+            uint32_t i = hash->block_used[block]++;
+            hash->target[block][i].table = (uint16_t)t;
+            hash->target[block][i].bit = (uint16_t)j;
+        }
+    }
+}
+
+enum pp_status pp_hash_new(uint64_t seed, uint32_t dim, uint32_t k, uint32_t l,
+                           struct pp_hash **hash_out)
+{
+    if (dim < 1 || dim > PP_HEAD_DIM_MAX || k < 1 || k > PP_LSH_K_MAX || l < 1 ||
+        l > PP_LSH_L_MAX) {
+        return PP_INVALID_ARGUMENT;
+    }
+    struct pp_hash *hash = calloc(1, sizeof(*hash));
+    if (hash == NULL) {
+        return PP_MEMORY;
+    }
+    hash->seed = seed;
+    hash->dim = dim;
+    hash->size = padded_size(dim);
+    hash->k = k;
+    hash->l = l;
+    hash->block_count = (k * l + hash->size - 1) / hash->size;
+    for (uint32_t i = 0; i < PP_HASH_SHARED + hash->block_count; ++i) {
+        for (uint32_t j = 0; j < hash->size; ++j) {
+            hash->sign_masks[i][j] = (pp_rng_at(seed, i * 256ull + j) & 1u) != 0 ? -1 : 0;
+        }
+    }
+    assign_bits(hash);
+    *hash_out = hash;
+    return PP_OK;
+}
+
+void pp_hash_destroy(struct pp_hash *hash)
+{
+    free(hash);
+}
+
+/* One vector into lane `lane` of x [size][32]; what is beyond dim stays zero. */
+static void fill_lane(const struct pp_hash *hash, const float *vector, const float *centre,
+                      uint32_t lane, float *x)
+{
+    for (uint32_t d = 0; d < hash->dim; ++d) {
+        float value = centre == NULL ? vector[d] : vector[d] - centre[d];
+        x[d * PP_HASH_LANES + lane] = value;
+    }
+}
+
+void pp_hash_queries(const struct pp_hash *hash, const float *q, uint32_t count,
+                     uint16_t *codes_out)
+{
+    _Alignas(64) float x[PP_HASH_SIZE_MAX * PP_HASH_LANES];
+    _Alignas(64) uint16_t codes[PP_LSH_L_MAX * PP_HASH_LANES];
+    const struct pp_hash_kernels *kernel = kernels();
+    for (uint32_t begin = 0; begin < count; begin += PP_HASH_LANES) {
+        uint32_t lanes = count - begin < PP_HASH_LANES ? count - begin : PP_HASH_LANES;
+        memset(x, 0, sizeof(*x) * hash->size * PP_HASH_LANES);
+        for (uint32_t lane = 0; lane < lanes; ++lane) {
+            fill_lane(hash, q + (uint64_t)(begin + lane) * hash->dim, NULL, lane, x);
+        }
+        kernel->lanes(hash, x, codes);
+        for (uint32_t lane = 0; lane < lanes; ++lane) {
+            uint16_t *out = codes_out + (uint64_t)(begin + lane) * hash->l;
+            for (uint32_t t = 0; t < hash->l; ++t) {
+                out[t] = codes[t * PP_HASH_LANES + lane];
+            }
+        }
+    }
+}
+
+void pp_hash_query(const struct pp_hash *hash, const float *q, uint16_t *codes_out)
+{
+    pp_hash_queries(hash, q, 1, codes_out);
+}
+
+void pp_hash_keys(const struct pp_hash *hash, const void *rows, uint64_t row_bytes,
+                  enum pp_dtype dtype, const float *centre, uint32_t count, uint16_t *codes_out,
+                  uint64_t stride)
+{
+    _Alignas(64) float x[PP_HASH_SIZE_MAX * PP_HASH_LANES];
+    _Alignas(64) uint16_t codes[PP_LSH_L_MAX * PP_HASH_LANES];
+    float key[PP_HEAD_DIM_MAX];
+    const struct pp_hash_kernels *kernel = kernels();
+    const uint8_t *base = rows;
+    for (uint32_t begin = 0; begin < count; begin += PP_HASH_LANES) {
+        uint32_t lanes = count - begin < PP_HASH_LANES ? count - begin : PP_HASH_LANES;
+        memset(x, 0, sizeof(*x) * hash->size * PP_HASH_LANES);
+        for (uint32_t lane = 0; lane < lanes; ++lane) {
+            pp_dtype_to_f32(dtype, base + (begin + lane) * row_bytes, hash->dim, key);
+            fill_lane(hash, key, centre, lane, x);
+        }
+        kernel->lanes(hash, x, codes);
+        for (uint32_t t = 0; t < hash->l; ++t) {
+            memcpy(codes_out + t * stride + begin, codes + t * PP_HASH_LANES,
+                   PP_HASH_LANES * sizeof(*codes));
+        }
+    }
+}
