@@ -49,3 +49,15 @@ function(pigpen_test name source label)
     add_test(NAME ${name} COMMAND ${name})
     set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT 600)
 endfunction()
+
+# pigpen_version(TARGET): PP_VERSION and PP_COMMIT as texts. Without git the commit is "unknown".
+execute_process(
+    COMMAND git -C ${PROJECT_SOURCE_DIR} rev-parse --short=12 HEAD
+    OUTPUT_VARIABLE PIGPEN_COMMIT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+if(NOT PIGPEN_COMMIT)
+    set(PIGPEN_COMMIT unknown)
+endif()
+function(pigpen_version target)
+    target_compile_definitions(${target} PRIVATE
+        PP_VERSION="${PROJECT_VERSION}" PP_COMMIT="${PIGPEN_COMMIT}")
+endfunction()

@@ -57,7 +57,8 @@ struct an_service;
 /* PP_MEMORY. Registers its series; starts nothing. */
 PP_MUST_USE enum pp_status an_service_new(const struct an_service_config *config,
                                           struct an_service **service_out);
-/* After the transport's server has stopped and exec has no job of it left (an_service_idle). */
+/* After the transport was destroyed (it may still send from the service's buffers); before that its
+ * server has stopped and exec has given every job back (poll until an_service_idle). */
 void an_service_destroy(struct an_service *service);
 
 /* Starts the transport's server with all methods. tls NULL: plain text. */

@@ -101,7 +101,7 @@ void an_state_poll(struct an_service *service, uint64_t now_us)
     if (wanted >= 0) {
         an_state_set(service, (enum an_service_state)wanted);
     }
-    if (now_us >= service->self_test_due_us) {
+    if (now_us >= service->self_test_due_us && an_service_state(service) != AN_STOPPED) {
         self_test_begin(service, now_us);
     }
     const char *why;
