@@ -1,0 +1,316 @@
+/*
+ * Attends over fake nodes: merges by hand-computed values, and every kind of wrong answer ends its
+ * sequence with node and cause, never with a wrong number, while other sequences go on.
+ */
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <setjmp.h>
+
+#include <cmocka.h>
+
+#include "tests/unit/remote_fake.h"
+
+#define HEADS 8u
+
+struct world {
+    struct fake_net *net;
+    struct gw_remote *remote;
+    struct gw_remote_sequence *sequence, *other;
+    float o[2 * HEADS * FAKE_DIM], lse[2 * HEADS], q[2 * HEADS * FAKE_DIM];
+};
+
+static void fill(struct gw_remote_sequence *sequence, uint32_t tokens)
+{
+    float *rows = calloc((size_t)tokens * 4 * FAKE_DIM, sizeof(float));
+    for (uint32_t layer = 0; layer < FAKE_LAYERS; ++layer) {
+        assert_int_equal(gw_remote_append(sequence, layer, 0, tokens, rows, rows, false), PP_OK);
+    }
+    assert_int_equal(gw_remote_flush(sequence), PP_OK);
+    free(rows);
+}
+
+static struct world *world_new(uint32_t nodes, enum gw_shard shard, struct pp_estimator estimator)
+{
+    struct world *world = calloc(1, sizeof(*world));
+    struct gw_remote_config config;
+    struct gw_remote_sequence_config sequence = fake_sequence_config(40);
+    sequence.estimator = estimator;
+    world->net = fake_net_new();
+    fake_remote_config(world->net, nodes, shard, &config);
+    assert_int_equal(gw_remote_new(&config, &world->remote), PP_OK);
+    assert_int_equal(gw_remote_ready(world->remote, 1000000), PP_OK);
+    assert_int_equal(gw_remote_sequence_open(world->remote, &sequence, &world->sequence), PP_OK);
+    assert_int_equal(gw_remote_sequence_open(world->remote, &sequence, &world->other), PP_OK);
+    fill(world->sequence, 40);
+    fill(world->other, 40);
+    return world;
+}
+
+static void world_free(struct world *world)
+{
+    gw_remote_sequence_close(world->sequence);
+    gw_remote_sequence_close(world->other);
+    gw_remote_destroy(world->remote);
+    assert_int_equal(world->net->calls_open, 0);
+    free(world->net);
+    free(world);
+}
+
+static const struct pp_estimator exact = {.kind = PP_EXACT};
+
+static enum pp_status attend(struct world *world, struct gw_remote_sequence *sequence,
+                             uint64_t held_tokens, uint32_t q_rows, struct gw_remote_answer *answer)
+{
+    struct gw_remote_attend request = {
+        .layer = 2, .held_tokens = held_tokens, .q_rows = q_rows, .q = world->q};
+    *answer = (struct gw_remote_answer){.o = world->o, .lse = world->lse};
+    for (uint32_t i = 0; i < 2 * HEADS; ++i) {
+        world->lse[i] = NAN;
+    }
+    enum pp_status status = gw_remote_attend_begin(sequence, &request);
+    return status == PP_OK ? gw_remote_attend_wait(sequence, answer) : status;
+}
+
+static void expect_all(const struct world *world, uint32_t q_rows, float o, float lse)
+{
+    for (uint32_t i = 0; i < q_rows * HEADS; ++i) {
+        assert_true(fabsf(world->lse[i] - lse) < 1e-5f || world->lse[i] == lse);
+        for (uint32_t d = 0; d < FAKE_DIM; ++d) {
+            assert_true(fabsf(world->o[i * FAKE_DIM + d] - o) < 1e-5f);
+        }
+    }
+}
+
+static void token_shards_merge_by_their_sums(void **state)
+{
+    (void)state;
+    struct world *world = world_new(2, GW_SHARD_TOKENS, exact);
+    struct gw_remote_answer answer;
+    /* 20 tokens of constant 1 and 10 of constant 2. */
+    assert_int_equal(attend(world, world->sequence, 30, 2, &answer), PP_OK);
+    expect_all(world, 2, 40.0f / 30.0f, logf(30));
+    assert_int_equal(answer.keys_held, 30 * 4 * 2);
+    assert_int_equal(answer.node_us, 40);
+    assert_true(answer.estimator_used);
+    assert_true(answer.network_us > 0);
+    world_free(world);
+}
+
+static void only_parts_that_hold_asked_tokens_are_asked(void **state)
+{
+    (void)state;
+    struct world *world = world_new(2, GW_SHARD_TOKENS, exact);
+    struct gw_remote_answer answer;
+    world->net->nodes[1].attend_mode = FAKE_SILENT;
+    assert_int_equal(attend(world, world->sequence, 20, 1, &answer), PP_OK);
+    expect_all(world, 1, 1, logf(20));
+    world_free(world);
+}
+
+static void nothing_held_gives_the_empty_partial(void **state)
+{
+    (void)state;
+    for (int shard = 0; shard < 2; ++shard) {
+        struct world *world = world_new(2, (enum gw_shard)shard, exact);
+        struct gw_remote_answer answer;
+        assert_int_equal(attend(world, world->sequence, 0, 1, &answer), PP_OK);
+        expect_all(world, 1, 0, -INFINITY);
+        assert_int_equal(answer.keys_held, 0);
+        world_free(world);
+    }
+}
+
+static void kv_head_shards_stand_side_by_side(void **state)
+{
+    (void)state;
+    struct world *world = world_new(3, GW_SHARD_KV_HEADS, exact);
+    struct gw_remote_answer answer;
+    assert_int_equal(attend(world, world->sequence, 33, 2, &answer), PP_OK);
+    /* kv heads 0 | 1 | 2 3 on nodes a, b, c; two q heads each. */
+    static const float right[HEADS] = {1, 1, 2, 2, 3, 3, 3, 3};
+    for (uint32_t i = 0; i < 2 * HEADS; ++i) {
+        assert_true(world->o[i * FAKE_DIM] == right[i % HEADS]);
+        assert_true(fabsf(world->lse[i] - logf(33)) < 1e-5f);
+    }
+    assert_int_equal(answer.keys_held, 33 * 4 * 2);
+    world_free(world);
+}
+
+static void more_than_is_acknowledged_cannot_be_asked(void **state)
+{
+    (void)state;
+    struct world *world = world_new(2, GW_SHARD_TOKENS, exact);
+    struct gw_remote_answer answer;
+    assert_int_equal(attend(world, world->sequence, 41, 1, &answer), PP_SHORT_PART);
+    world->q[3] = NAN;
+    assert_int_equal(attend(world, world->sequence, 40, 1, &answer), PP_NON_FINITE);
+    world->q[3] = 0;
+    assert_int_equal(attend(world, world->sequence, 40, 1, &answer), PP_OK);
+    assert_string_equal(gw_remote_error(world->sequence), "");
+    world_free(world);
+}
+
+static void signatures_travel_for_lsh_only(void **state)
+{
+    (void)state;
+    struct world *world = world_new(1, GW_SHARD_TOKENS, (struct pp_estimator){.kind = PP_LSH});
+    struct gw_remote_attend request = {
+        .layer = 0, .held_tokens = 40, .q_rows = 1, .q = world->q, .estimator = exact};
+    struct gw_remote_answer answer = {.o = world->o, .lse = world->lse};
+    assert_int_equal(gw_remote_attend_begin(world->sequence, &request), PP_OK);
+    assert_int_equal(gw_remote_attend_wait(world->sequence, &answer), PP_OK);
+    assert_false(world->net->nodes[0].saw_signatures);
+    assert_true(answer.estimator_used);
+    assert_int_equal(attend(world, world->sequence, 40, 2, &answer), PP_OK);
+    assert_true(world->net->nodes[0].saw_signatures);
+    /* The fake answers exactly, which is not what was asked. */
+    assert_false(answer.estimator_used);
+    world_free(world);
+}
+
+static void a_second_attend_before_the_first_ended_is_refused(void **state)
+{
+    (void)state;
+    struct world *world = world_new(2, GW_SHARD_TOKENS, exact);
+    struct gw_remote_attend request = {.held_tokens = 40, .q_rows = 1, .q = world->q};
+    struct gw_remote_answer answer = {.o = world->o, .lse = world->lse};
+    assert_int_equal(gw_remote_attend_wait(world->sequence, &answer), PP_FAILED_PRECONDITION);
+    assert_int_equal(gw_remote_attend_begin(world->sequence, &request), PP_OK);
+    assert_int_equal(gw_remote_attend_begin(world->sequence, &request), PP_FAILED_PRECONDITION);
+    assert_int_equal(gw_remote_attend_begin(world->other, &request), PP_OK);
+    assert_int_equal(gw_remote_attend_wait(world->sequence, &answer), PP_OK);
+    assert_int_equal(gw_remote_attend_wait(world->other, &answer), PP_OK);
+    world_free(world);
+}
+
+struct wrong {
+    enum fake_mode mode;
+    enum pp_status status;
+    const char *cause;
+};
+
+static const struct wrong wrongs[] = {
+    {FAKE_OTHER_ID, PP_DEADLINE_EXCEEDED, "no answer within 1500 ms"},
+    {FAKE_OTHER_INCARNATION, PP_INCARNATION_CHANGED, "restarted"},
+    {FAKE_OTHER_LAYER, PP_INTERNAL, "another layer"},
+    {FAKE_SHORT_VECTOR, PP_INTERNAL, "output vector"},
+    {FAKE_LONG_OFFSET, PP_INTERNAL, "output vector"},
+    {FAKE_NO_LSE, PP_INTERNAL, "log-sum-exps"},
+    {FAKE_NAN_LSE, PP_INTERNAL, "not finite"},
+    {FAKE_EMPTY_LSE, PP_INTERNAL, "not finite"},
+    {FAKE_INFINITE_O, PP_INTERNAL, "not finite"},
+    {FAKE_NEGATIVE_VAR, PP_INTERNAL, "negative"},
+    {FAKE_OTHER_ROWS, PP_INTERNAL, "q rows"},
+    {FAKE_TWO_RESULTS, PP_INTERNAL, "not one result"},
+    {FAKE_ITEM_INTERNAL, PP_INTERNAL, "as the test wants"},
+    {FAKE_WHOLE_INTERNAL, PP_INTERNAL, "as the test wants"},
+    {FAKE_SILENT, PP_DEADLINE_EXCEEDED, "no answer within 1500 ms"},
+    {FAKE_BREAK, PP_UNAVAILABLE, "connection reset"},
+    {FAKE_GARBAGE, PP_INTERNAL, "no AttendResponse"},
+};
+
+static void every_wrong_answer_ends_its_sequence_and_no_other(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(wrongs) / sizeof(wrongs[0]); ++i) {
+        struct world *world = world_new(2, GW_SHARD_TOKENS, exact);
+        struct gw_remote_answer answer;
+        world->net->nodes[1].attend_mode = wrongs[i].mode;
+        uint64_t begun_us = world->net->now_us;
+        assert_int_equal(attend(world, world->sequence, 40, 1, &answer), wrongs[i].status);
+        assert_true(world->net->now_us - begun_us < 2000000);
+        const char *error = gw_remote_error(world->sequence);
+        if (strstr(error, "node b") == NULL || strstr(error, wrongs[i].cause) == NULL) {
+            fail_msg("mode %d: %s", wrongs[i].mode, error);
+        }
+        assert_true(isnan(world->lse[0])); /* nothing was written */
+        world->net->nodes[1].attend_mode = FAKE_RIGHT;
+        assert_int_equal(attend(world, world->sequence, 40, 1, &answer), wrongs[i].status);
+        assert_int_equal(attend(world, world->other, 40, 1, &answer), PP_OK);
+        expect_all(world, 1, 1.5f, logf(40));
+        world_free(world);
+    }
+}
+
+static void late_answers_are_dropped(void **state)
+{
+    (void)state;
+    struct world *world = world_new(1, GW_SHARD_TOKENS, exact);
+    struct gw_remote_answer answer;
+    struct gw_remote_attend request = {.held_tokens = 40, .q_rows = 1, .q = world->q};
+    assert_int_equal(gw_remote_attend_begin(world->sequence, &request), PP_OK);
+    /* The answer lies in the net; the clock passes the deadline before it is delivered. */
+    world->net->now_us += 1600000;
+    answer = (struct gw_remote_answer){.o = world->o, .lse = world->lse};
+    assert_int_equal(gw_remote_attend_wait(world->sequence, &answer), PP_DEADLINE_EXCEEDED);
+    world->net->nodes[0].constant = 9;
+    assert_int_equal(attend(world, world->other, 40, 1, &answer), PP_OK);
+    expect_all(world, 1, 9, logf(40));
+    world_free(world);
+}
+
+static void a_node_that_is_down_is_named_when_opening_fails(void **state)
+{
+    (void)state;
+    struct world *world = world_new(2, GW_SHARD_TOKENS, exact);
+    struct gw_remote_sequence_config config = fake_sequence_config(40);
+    struct gw_remote_sequence *third = NULL;
+    world->net->nodes[1].down = true;
+    assert_int_equal(gw_remote_ready(world->remote, 500000), PP_UNAVAILABLE);
+    assert_int_equal(gw_remote_sequence_open(world->remote, &config, &third), PP_UNAVAILABLE);
+    assert_null(third);
+    assert_int_equal(world->net->nodes[0].closes, 1); /* the part that was opened */
+    world->net->nodes[1].down = false;
+    assert_int_equal(gw_remote_ready(world->remote, 500000), PP_OK);
+    world_free(world);
+}
+
+static void a_restarted_node_ends_old_sequences_and_serves_new_ones(void **state)
+{
+    (void)state;
+    struct world *world = world_new(2, GW_SHARD_TOKENS, exact);
+    struct gw_remote_sequence_config config = fake_sequence_config(40);
+    struct gw_remote_sequence *third = NULL;
+    struct gw_remote_answer answer;
+    struct fake_node *node = &world->net->nodes[0];
+    node->incarnation = 99;
+    node->part_count = 0;
+    memset(node->parts, 0, sizeof(node->parts));
+    assert_int_not_equal(attend(world, world->sequence, 40, 1, &answer), PP_OK);
+    assert_non_null(strstr(gw_remote_error(world->sequence), "node a"));
+    node->attend_mode = FAKE_RIGHT;
+    assert_int_equal(gw_remote_sequence_open(world->remote, &config, &third), PP_OK);
+    fill(third, 40);
+    assert_int_equal(attend(world, third, 40, 1, &answer), PP_OK);
+    expect_all(world, 1, 1.5f, logf(40));
+    gw_remote_sequence_close(third);
+    world_free(world);
+}
+
+static void seal_waits_for_the_indexes(void **state)
+{
+    (void)state;
+    struct world *world = world_new(2, GW_SHARD_TOKENS, (struct pp_estimator){.kind = PP_LSH});
+    assert_int_equal(gw_remote_seal(world->sequence, NULL, NULL), PP_OK);
+    world_free(world);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(token_shards_merge_by_their_sums),
+        cmocka_unit_test(only_parts_that_hold_asked_tokens_are_asked),
+        cmocka_unit_test(nothing_held_gives_the_empty_partial),
+        cmocka_unit_test(kv_head_shards_stand_side_by_side),
+        cmocka_unit_test(more_than_is_acknowledged_cannot_be_asked),
+        cmocka_unit_test(signatures_travel_for_lsh_only),
+        cmocka_unit_test(a_second_attend_before_the_first_ended_is_refused),
+        cmocka_unit_test(every_wrong_answer_ends_its_sequence_and_no_other),
+        cmocka_unit_test(late_answers_are_dropped),
+        cmocka_unit_test(a_node_that_is_down_is_named_when_opening_fails),
+        cmocka_unit_test(a_restarted_node_ends_old_sequences_and_serves_new_ones),
+        cmocka_unit_test(seal_waits_for_the_indexes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
