@@ -1,0 +1,487 @@
+/*
+ * Nodes that answer as a test wants, for the tests of gpu-worker/remote. A fake node keeps how many
+ * tokens of a part and layer it holds and the bytes it was sent; an attend over n tokens answers
+ * o = node constant, lse = log n, so that merges can be computed by hand. Requests are decoded by
+ * the general protobuf code: what the remote sends is plain protobuf.
+ */
+#ifndef PIGPEN_TESTS_UNIT_REMOTE_FAKE_NODE_H
+#define PIGPEN_TESTS_UNIT_REMOTE_FAKE_NODE_H
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/crc32c.h"
+#include "common/rpc/transport.h"
+#include "grpc/health/v1/health.pb-c.h"
+#include "pigpen/v1/admin.pb-c.h"
+#include "pigpen/v1/attention.pb-c.h"
+
+#define FAKE_NODES  3u
+#define FAKE_LAYERS 4u
+#define FAKE_PARTS  8u
+#define FAKE_LOG    (1u << 16)
+#define FAKE_HOP_US 100u
+
+/* What a node does with the next requests. */
+enum fake_mode {
+    FAKE_RIGHT,
+    FAKE_OTHER_ID,
+    FAKE_OTHER_INCARNATION,
+    FAKE_OTHER_LAYER,
+    FAKE_SHORT_VECTOR,
+    FAKE_LONG_OFFSET,
+    FAKE_NO_LSE,
+    FAKE_NAN_LSE,
+    FAKE_EMPTY_LSE,
+    FAKE_INFINITE_O,
+    FAKE_NEGATIVE_VAR,
+    FAKE_OTHER_ROWS,
+    FAKE_TWO_RESULTS,
+    FAKE_ITEM_INTERNAL,
+    FAKE_WHOLE_INTERNAL,
+    FAKE_SILENT,
+    FAKE_BREAK,       /* the stream ends */
+    FAKE_GARBAGE,     /* bytes that are no message */
+    FAKE_MEMORY,      /* append: refused */
+    FAKE_CHECKSUM,    /* append: once asked again */
+    FAKE_ACK_TOO_FAR, /* append: more than was sent */
+    FAKE_LOSE_ACKS,   /* append: applied, stream ends without an answer */
+};
+
+struct fake_part {
+    uint64_t handle, generation;
+    uint64_t held[FAKE_LAYERS];
+    uint8_t rows[FAKE_LAYERS][FAKE_LOG]; /* K and V of each message one after the other */
+    uint64_t row_bytes[FAKE_LAYERS];
+    uint32_t kv_head_begin, kv_head_count;
+    bool open;
+};
+
+struct fake_node {
+    uint64_t incarnation;
+    float constant;
+    enum fake_mode attend_mode, append_mode;
+    bool down; /* every call ends with PP_UNAVAILABLE */
+    struct fake_part parts[FAKE_PARTS];
+    uint32_t part_count, appends, in_flight, in_flight_max, closes, renewals, streams;
+    bool hold_acks; /* appends are applied when released */
+    bool saw_signatures;
+    uint64_t lease_ms;
+};
+
+struct fake_event {
+    struct fake_event *next;
+    struct pp_call *call;
+    bool ends;
+    struct pp_call_end end;
+    struct pp_message_piece piece;
+    struct pp_message message;
+    uint8_t bytes[];
+};
+
+struct pp_call {
+    struct pp_channel *channel;
+    char path[64];
+    struct pp_call_events events;
+    void *context;
+    bool gone;
+    struct pp_call *next;
+};
+
+struct pp_channel {
+    struct fake_net *net;
+    struct fake_node *node;
+    struct pp_call *calls;
+};
+
+struct fake_net {
+    struct pp_transport transport;
+    uint64_t now_us;
+    struct fake_node nodes[FAKE_NODES];
+    struct fake_event *first, *last;
+    uint32_t calls_open;
+};
+
+static inline uint64_t fake_now(void *context)
+{
+    return ((struct fake_net *)context)->now_us;
+}
+
+static inline void fake_push(struct fake_net *net, struct fake_event *event)
+{
+    event->next = NULL;
+    if (net->last != NULL) {
+        net->last->next = event;
+    } else {
+        net->first = event;
+    }
+    net->last = event;
+}
+
+static inline void fake_end(struct pp_call *call, enum pp_status status, const char *message)
+{
+    struct fake_event *event = calloc(1, sizeof(*event));
+    event->call = call;
+    event->ends = true;
+    event->end = (struct pp_call_end){.status = status, .message = message};
+    fake_push(call->channel->net, event);
+}
+
+static inline void fake_release(struct pp_message *message)
+{
+    free((char *)message - offsetof(struct fake_event, message));
+}
+
+static inline void fake_reply_bytes(struct pp_call *call, const void *bytes, size_t count)
+{
+    struct fake_event *event = calloc(1, sizeof(*event) + count + 1);
+    memcpy(event->bytes, bytes, count);
+    event->call = call;
+    event->piece = (struct pp_message_piece){event->bytes, count};
+    event->message = (struct pp_message){&event->piece, 1, count, fake_release};
+    fake_push(call->channel->net, event);
+}
+
+static inline void fake_reply(struct pp_call *call, const ProtobufCMessage *answer)
+{
+    size_t bytes = protobuf_c_message_get_packed_size(answer);
+    uint8_t *packed = malloc(bytes + 1);
+    protobuf_c_message_pack(answer, packed);
+    fake_reply_bytes(call, packed, bytes);
+    free(packed);
+}
+
+static inline void fake_finish(struct pp_call *call, const ProtobufCMessage *answer)
+{
+    fake_reply(call, answer);
+    fake_end(call, PP_OK, "");
+}
+
+static inline struct fake_part *fake_find(struct fake_node *node, uint64_t handle)
+{
+    for (uint32_t i = 0; i < node->part_count; ++i) {
+        if (node->parts[i].handle == handle && node->parts[i].open) {
+            return &node->parts[i];
+        }
+    }
+    return NULL;
+}
+
+/* The services. */
+
+static inline void fake_open(struct pp_call *call, const Pigpen__V1__OpenPartRequest *request)
+{
+    struct fake_node *node = call->channel->node;
+    if (node->part_count == FAKE_PARTS) {
+        fake_end(call, PP_MEMORY, "no room");
+        return;
+    }
+    struct fake_part *part = &node->parts[node->part_count++];
+    part->handle = node->incarnation * 1000 + node->part_count;
+    part->generation = request->generation;
+    part->kv_head_begin = request->kv_head_begin;
+    part->kv_head_count = request->kv_head_count;
+    part->open = true;
+    Pigpen__V1__OpenPartResponse answer = PIGPEN__V1__OPEN_PART_RESPONSE__INIT;
+    answer.handle = part->handle;
+    answer.incarnation = node->incarnation;
+    answer.generation = part->generation;
+    answer.lease_ms = node->lease_ms;
+    fake_finish(call, &answer.base);
+}
+
+static inline void fake_append_refuse(struct pp_call *call,
+                                      const Pigpen__V1__AppendKvRequest *request,
+                                      enum pp_status status, uint64_t expected_start)
+{
+    char reason[32], message[] = "as the test wants";
+    Pigpen__V1__AppendKvResponse answer = PIGPEN__V1__APPEND_KV_RESPONSE__INIT;
+    Pigpen__V1__Status wire;
+    pigpen__v1__status__init(&wire);
+    strncpy(reason, pp_status_name(status), sizeof(reason) - 1);
+    reason[sizeof(reason) - 1] = '\0';
+    wire.code = (uint32_t)pp_status_grpc_code(status);
+    wire.reason = reason;
+    wire.message = message;
+    wire.expected_start = expected_start;
+    answer.status = &wire;
+    answer.request_id = request->request_id;
+    answer.incarnation = call->channel->node->incarnation;
+    answer.layer = request->layer;
+    fake_reply(call, &answer.base);
+}
+
+static inline void fake_append_store(struct fake_part *part,
+                                     const Pigpen__V1__AppendKvRequest *request)
+{
+    uint32_t layer = request->layer;
+    if (part->row_bytes[layer] + request->payload.len <= FAKE_LOG) {
+        memcpy(part->rows[layer] + part->row_bytes[layer], request->payload.data,
+               request->payload.len);
+        part->row_bytes[layer] += request->payload.len;
+    }
+    part->held[layer] += request->count;
+}
+
+static inline void fake_append(struct pp_call *call, const Pigpen__V1__AppendKvRequest *request)
+{
+    struct fake_node *node = call->channel->node;
+    struct fake_part *part = fake_find(node, request->part->handle);
+    enum fake_mode mode = node->append_mode;
+    node->appends++;
+    if (part == NULL || request->part->incarnation != node->incarnation ||
+        request->part->generation != part->generation) {
+        fake_append_refuse(call, request, PP_INCARNATION_CHANGED, 0);
+        return;
+    }
+    if (pp_crc32c(0, request->payload.data, request->payload.len) != request->crc32c ||
+        mode == FAKE_CHECKSUM) {
+        node->append_mode = FAKE_RIGHT;
+        fake_append_refuse(call, request, PP_CHECKSUM, 0);
+        return;
+    }
+    if (mode == FAKE_MEMORY) {
+        fake_append_refuse(call, request, PP_MEMORY, 0);
+        return;
+    }
+    uint64_t *held = &part->held[request->layer];
+    if (request->start > *held) {
+        fake_append_refuse(call, request, PP_APPEND_GAP, *held);
+        return;
+    }
+    bool duplicate = request->start < *held;
+    if (!duplicate) {
+        fake_append_store(part, request);
+    }
+    if (mode == FAKE_LOSE_ACKS) {
+        node->append_mode = FAKE_RIGHT;
+        fake_end(call, PP_UNAVAILABLE, "connection reset");
+        return;
+    }
+    if (mode == FAKE_SILENT || node->hold_acks) {
+        return;
+    }
+    Pigpen__V1__AppendKvResponse answer = PIGPEN__V1__APPEND_KV_RESPONSE__INIT;
+    answer.request_id = request->request_id;
+    answer.incarnation = node->incarnation;
+    answer.layer = request->layer;
+    answer.held_tokens = *held + (mode == FAKE_ACK_TOO_FAR ? 1 : 0);
+    answer.duplicate = duplicate;
+    fake_reply(call, &answer.base);
+}
+
+/* Payload of an answer: o, lse, var, lse_var, keys_read of heads rows of dim values. */
+static inline void fake_attend_answer(struct pp_call *call,
+                                      const Pigpen__V1__AttendRequest *request, uint64_t heads,
+                                      uint64_t dim)
+{
+    struct fake_node *node = call->channel->node;
+    enum fake_mode mode = node->attend_mode;
+    const Pigpen__V1__AttendItem *item = request->items[0];
+    char reason[] = "INTERNAL", text[] = "as the test wants";
+    Pigpen__V1__Status broken;
+    pigpen__v1__status__init(&broken);
+    broken.code = 13;
+    broken.reason = reason;
+    broken.message = text;
+    uint64_t floats = heads * dim + 4 * heads;
+    float *payload = calloc(floats, sizeof(float));
+    for (uint64_t i = 0; i < heads * dim; ++i) {
+        payload[i] = mode == FAKE_INFINITE_O ? INFINITY : node->constant;
+    }
+    for (uint64_t i = 0; i < heads; ++i) {
+        payload[heads * dim + i] = mode == FAKE_NAN_LSE     ? NAN
+                                   : mode == FAKE_EMPTY_LSE ? -INFINITY
+                                                            : logf((float)item->held_tokens);
+        payload[heads * dim + heads + i] = mode == FAKE_NEGATIVE_VAR ? -1.0f : 0.0f;
+    }
+    Pigpen__V1__Section sections[5], *section_list[5];
+    uint64_t offset = 0;
+    for (uint32_t i = 0; i < 5; ++i) {
+        pigpen__v1__section__init(&sections[i]);
+        sections[i].kind = (Pigpen__V1__SectionKind)(6 + i);
+        sections[i].offset = offset;
+        sections[i].bytes = (i == 0 ? heads * dim : heads) * sizeof(float);
+        sections[i].bytes -= i == 0 && mode == FAKE_SHORT_VECTOR ? 4 : 0;
+        offset += sections[i].bytes;
+        section_list[i] = &sections[i];
+    }
+    sections[0].offset += mode == FAKE_LONG_OFFSET ? UINT64_MAX - 8 : 0;
+    sections[1].kind =
+        mode == FAKE_NO_LSE ? PIGPEN__V1__SECTION_KIND__SECTION_KIND_K : sections[1].kind;
+    Pigpen__V1__AttendResult result = PIGPEN__V1__ATTEND_RESULT__INIT;
+    Pigpen__V1__AttendResult *results[2] = {&result, &result};
+    result.q_rows = item->q_rows + (mode == FAKE_OTHER_ROWS ? 1 : 0);
+    result.estimator = item->estimator != NULL ? item->estimator->kind : 1;
+    result.keys_held = result.keys_read = item->held_tokens;
+    result.status = mode == FAKE_ITEM_INTERNAL ? &broken : NULL;
+    Pigpen__V1__AttendResponse answer = PIGPEN__V1__ATTEND_RESPONSE__INIT;
+    answer.request_id = request->request_id + (mode == FAKE_OTHER_ID ? 1000000 : 0);
+    answer.incarnation = node->incarnation + (mode == FAKE_OTHER_INCARNATION ? 1 : 0);
+    answer.layer = request->layer + (mode == FAKE_OTHER_LAYER ? 1 : 0);
+    answer.n_results = mode == FAKE_TWO_RESULTS ? 2 : 1;
+    answer.results = results;
+    answer.n_sections = 5;
+    answer.sections = section_list;
+    answer.node_us = 40;
+    answer.status = mode == FAKE_WHOLE_INTERNAL ? &broken : NULL;
+    answer.payload.data = (uint8_t *)payload;
+    answer.payload.len = floats * sizeof(float);
+    fake_reply(call, &answer.base);
+    free(payload);
+}
+
+/* heads and dim of a part come from the q section: the tests use dim 8. */
+#define FAKE_DIM 8u
+static inline void fake_attend(struct pp_call *call, const Pigpen__V1__AttendRequest *request)
+{
+    struct fake_node *node = call->channel->node;
+    struct fake_part *part = fake_find(node, request->items[0]->handle);
+    node->saw_signatures = node->saw_signatures || request->n_sections > 1;
+    if (node->attend_mode == FAKE_SILENT) {
+        return;
+    }
+    if (node->attend_mode == FAKE_BREAK) {
+        fake_end(call, PP_UNAVAILABLE, "connection reset");
+        return;
+    }
+    if (node->attend_mode == FAKE_GARBAGE) {
+        fake_reply_bytes(call, "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", 12);
+        return;
+    }
+    if (part == NULL || part->held[request->layer] < request->items[0]->held_tokens) {
+        node->attend_mode = FAKE_WHOLE_INTERNAL;
+    }
+    uint64_t heads = request->sections[0]->bytes / sizeof(float) / FAKE_DIM;
+    fake_attend_answer(call, request, heads, FAKE_DIM);
+}
+
+static inline void fake_truncate(struct pp_call *call,
+                                 const Pigpen__V1__TruncatePartRequest *request)
+{
+    struct fake_node *node = call->channel->node;
+    struct fake_part *part = fake_find(node, request->part->handle);
+    if (part == NULL || part->generation != request->part->generation) {
+        fake_end(call, PP_STALE_GENERATION, "generation");
+        return;
+    }
+    part->generation = request->new_generation;
+    for (uint32_t layer = 0; layer < FAKE_LAYERS; ++layer) {
+        uint64_t *held = &part->held[layer];
+        *held = *held < request->held_tokens ? *held : request->held_tokens;
+    }
+    Pigpen__V1__TruncatePartResponse answer = PIGPEN__V1__TRUNCATE_PART_RESPONSE__INIT;
+    answer.incarnation = node->incarnation;
+    answer.generation = part->generation;
+    fake_finish(call, &answer.base);
+}
+
+static inline void fake_get(struct pp_call *call, const Pigpen__V1__GetPartRequest *request)
+{
+    struct fake_part *part = fake_find(call->channel->node, request->part->handle);
+    Pigpen__V1__GetPartResponse answer = PIGPEN__V1__GET_PART_RESPONSE__INIT;
+    Pigpen__V1__PartInfo info = PIGPEN__V1__PART_INFO__INIT;
+    Pigpen__V1__LayerInfo layers[FAKE_LAYERS], *list[FAKE_LAYERS];
+    for (uint32_t i = 0; i < FAKE_LAYERS; ++i) {
+        pigpen__v1__layer_info__init(&layers[i]);
+        layers[i].sealed_tokens = layers[i].indexed_tokens = part != NULL ? part->held[i] : 0;
+        list[i] = &layers[i];
+    }
+    info.n_layers = FAKE_LAYERS;
+    info.layers = list;
+    answer.incarnation = call->channel->node->incarnation;
+    answer.part = &info;
+    fake_finish(call, &answer.base);
+}
+
+static inline void fake_close(struct pp_call *call, const Pigpen__V1__ClosePartRequest *request)
+{
+    struct fake_part *part = fake_find(call->channel->node, request->part->handle);
+    if (part != NULL) {
+        part->open = false;
+    }
+    call->channel->node->closes++;
+    Pigpen__V1__ClosePartResponse answer = PIGPEN__V1__CLOSE_PART_RESPONSE__INIT;
+    fake_finish(call, &answer.base);
+}
+
+static inline void fake_renew(struct pp_call *call, Pigpen__V1__RenewPartsRequest *request)
+{
+    struct fake_node *node = call->channel->node;
+    Pigpen__V1__RenewPartsResponse answer = PIGPEN__V1__RENEW_PARTS_RESPONSE__INIT;
+    answer.incarnation = node->incarnation;
+    node->renewals++;
+    if (fake_find(node, request->handles[0]) == NULL) {
+        answer.n_unknown_handles = 1;
+        answer.unknown_handles = request->handles;
+    }
+    fake_finish(call, &answer.base);
+}
+
+static inline void fake_seal(struct pp_call *call, const Pigpen__V1__SealPartRequest *request)
+{
+    (void)request;
+    Pigpen__V1__SealPartResponse answer = PIGPEN__V1__SEAL_PART_RESPONSE__INIT;
+    answer.incarnation = call->channel->node->incarnation;
+    fake_finish(call, &answer.base);
+}
+
+static inline void fake_check(struct pp_call *call, const ProtobufCMessage *request)
+{
+    (void)request;
+    Grpc__Health__V1__HealthCheckResponse answer = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
+    answer.status = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING;
+    fake_finish(call, &answer.base);
+}
+
+static inline void fake_info(struct pp_call *call, const ProtobufCMessage *request)
+{
+    (void)request;
+    char version[] = "0.1.0";
+    Pigpen__V1__GetServerInfoResponse answer;
+    pigpen__v1__get_server_info_response__init(&answer);
+    answer.incarnation = call->channel->node->incarnation;
+    answer.version = version;
+    fake_finish(call, &answer.base);
+}
+
+struct fake_method {
+    const char *name;
+    const ProtobufCMessageDescriptor *type;
+    void (*serve)(struct pp_call *call, const ProtobufCMessage *request);
+};
+
+#define FAKE_METHOD(name, type, serve)                                                             \
+    {                                                                                              \
+        name, &pigpen__v1__##type##__descriptor,                                                   \
+            (void (*)(struct pp_call *, const ProtobufCMessage *))(void *)serve                    \
+    }
+
+static inline void fake_serve(struct pp_call *call, const uint8_t *bytes, size_t count)
+{
+    const struct fake_method methods[] = {
+        FAKE_METHOD("/OpenPart", open_part_request, fake_open),
+        FAKE_METHOD("/AppendKvStream", append_kv_request, fake_append),
+        FAKE_METHOD("/AttendStream", attend_request, fake_attend),
+        FAKE_METHOD("/TruncatePart", truncate_part_request, fake_truncate),
+        FAKE_METHOD("/GetPart", get_part_request, fake_get),
+        FAKE_METHOD("/ClosePart", close_part_request, fake_close),
+        FAKE_METHOD("/RenewParts", renew_parts_request, fake_renew),
+        FAKE_METHOD("/SealPart", seal_part_request, fake_seal),
+        FAKE_METHOD("/GetServerInfo", get_server_info_request, fake_info),
+        {"/Check", &grpc__health__v1__health_check_request__descriptor, fake_check},
+    };
+    for (size_t i = 0; i < sizeof(methods) / sizeof(methods[0]); ++i) {
+        if (strcmp(strrchr(call->path, '/'), methods[i].name) == 0) {
+            ProtobufCMessage *request =
+                protobuf_c_message_unpack(methods[i].type, NULL, count, bytes);
+            methods[i].serve(call, request);
+            protobuf_c_message_free_unpacked(request, NULL);
+            return;
+        }
+    }
+    fake_end(call, PP_UNIMPLEMENTED, "no such method");
+}
+
+#endif
