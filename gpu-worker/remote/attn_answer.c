@@ -124,6 +124,9 @@ const char *gw_attn_client_take(struct gw_dispatch *dispatch,
     if (result->q_rows != dispatch->q_rows) {
         return "another number of q rows";
     }
+    if (result->keys_held != dispatch->held_tokens * dispatch->kv_heads * dispatch->q_rows) {
+        return "attended over another number of tokens than asked";
+    }
     if (answer->o_dtype != PIGPEN__V1__DTYPE__DTYPE_F32 &&
         answer->o_dtype != PIGPEN__V1__DTYPE__DTYPE_UNSPECIFIED) {
         return "another dtype than asked";

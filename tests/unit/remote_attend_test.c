@@ -202,6 +202,7 @@ static const struct wrong wrongs[] = {
     {FAKE_INFINITE_O, PP_INTERNAL, "not finite"},
     {FAKE_NEGATIVE_VAR, PP_INTERNAL, "negative"},
     {FAKE_OTHER_ROWS, PP_INTERNAL, "q rows"},
+    {FAKE_FEWER_TOKENS, PP_INTERNAL, "another number of tokens"},
     {FAKE_TWO_RESULTS, PP_INTERNAL, "not one result"},
     {FAKE_ITEM_INTERNAL, PP_INTERNAL, "as the test wants"},
     {FAKE_WHOLE_INTERNAL, PP_INTERNAL, "as the test wants"},

@@ -37,6 +37,7 @@ enum fake_mode {
     FAKE_INFINITE_O,
     FAKE_NEGATIVE_VAR,
     FAKE_OTHER_ROWS,
+    FAKE_FEWER_TOKENS,
     FAKE_TWO_RESULTS,
     FAKE_ITEM_INTERNAL,
     FAKE_WHOLE_INTERNAL,
@@ -314,7 +315,8 @@ static inline void fake_attend_answer(struct pp_call *call,
     Pigpen__V1__AttendResult *results[2] = {&result, &result};
     result.q_rows = item->q_rows + (mode == FAKE_OTHER_ROWS ? 1 : 0);
     result.estimator = item->estimator != NULL ? item->estimator->kind : 1;
-    result.keys_held = result.keys_read = item->held_tokens;
+    result.keys_held = result.keys_read = item->held_tokens * (heads / 2); /* group of 2 */
+    result.keys_held -= mode == FAKE_FEWER_TOKENS ? 1 : 0;
     result.status = mode == FAKE_ITEM_INTERNAL ? &broken : NULL;
     Pigpen__V1__AttendResponse answer = PIGPEN__V1__ATTEND_RESPONSE__INIT;
     answer.request_id = request->request_id + (mode == FAKE_OTHER_ID ? 1000000 : 0);
