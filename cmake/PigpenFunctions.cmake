@@ -10,7 +10,7 @@ function(pigpen_isa_flags)
             set(flags -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512cd -mfma -mf16c -mbmi
                 -mbmi2 -mlzcnt)
         elseif(file MATCHES "_avx2\\.c$")
-            set(flags -mavx2 -mfma -mf16c -mbmi -mbmi2 -mlzcnt)
+            set(flags -mavx2 -mfma -mf16c -mbmi -mbmi2 -mlzcnt -Wno-psabi)
         elseif(file MATCHES "_sse42\\.c$")
             set(flags -msse4.2)
         elseif(file MATCHES "_scalar\\.c$")

@@ -39,9 +39,13 @@ struct an_kernels {
      * q [heads][dim] f32, already multiplied by the scale. Reads each row once. */
     void (*attend_exact)(const struct an_rows *rows, uint32_t begin, uint32_t end, const float *q,
                          uint32_t heads, struct an_accumulator *accumulators);
-    /* The rows ids[0..count) for one query, each with its log u (log_u NULL: u = 1). */
-    void (*attend_gather)(const struct an_rows *rows, const uint16_t *ids, const float *log_u,
-                          uint32_t count, const float *q, struct an_accumulator *accumulator);
+    /* scores_out[i] = q . k of row ids[i]; q [dim] f32, already multiplied by the scale. Asks for
+     * whole rows ahead, V too, since attend_gather follows. */
+    void (*score_gather)(const struct an_rows *rows, const uint16_t *ids, uint32_t count,
+                         const float *q, float *scores_out);
+    /* Attends the rows ids[0..count) whose scores are known, each with its log u (NULL: u = 1). */
+    void (*attend_gather)(const struct an_rows *rows, const uint16_t *ids, const float *scores,
+                          const float *log_u, uint32_t count, struct an_accumulator *accumulator);
 };
 
 /* The table in use. Chosen at the first call (call it on main before threads start). */
