@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -134,6 +135,7 @@ void pp_ring_wait(struct pp_ring *ring, uint64_t spin_us, uint64_t wait_us)
             }
             __builtin_ia32_pause();
         }
+        sched_yield(); /* The producer may be waiting for this very core. */
         waited_us = pp_clock_now_us(&clock) - start_us;
     }
     while (waited_us < wait_us) {
