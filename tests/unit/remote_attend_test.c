@@ -289,6 +289,36 @@ static void a_restarted_node_ends_old_sequences_and_serves_new_ones(void **state
     world_free(world);
 }
 
+static void a_remote_with_its_own_thread_answers_the_same(void **state)
+{
+    (void)state;
+    struct world world = {.net = fake_net_new()};
+    struct gw_remote_config config;
+    struct gw_remote_sequence_config sequence = fake_sequence_config(400);
+    struct gw_remote_answer answer;
+    fake_remote_config(world.net, 2, GW_SHARD_TOKENS, &config);
+    config.outbox_bytes_max = 1 << 16;
+    /* The virtual clock runs away while the thread has nothing to do. */
+    config.attend_timeout_us = config.call_timeout_us = UINT64_MAX / 4;
+    assert_int_equal(gw_remote_new(&config, &world.remote), PP_OK);
+    assert_int_equal(gw_remote_start(world.remote), PP_OK);
+    assert_int_equal(gw_remote_start(world.remote), PP_FAILED_PRECONDITION);
+    assert_int_equal(gw_remote_sequence_open(world.remote, &sequence, &world.sequence), PP_OK);
+    fill(world.sequence, 400);
+    for (uint32_t i = 0; i < 500; ++i) {
+        assert_int_equal(attend(&world, world.sequence, 201 + i % 200, 2, &answer), PP_OK);
+        float tokens = (float)(201 + i % 200);
+        expect_all(&world, 2, (200 + 2 * (tokens - 200)) / tokens, logf(tokens));
+    }
+    assert_int_equal(gw_remote_truncate(world.sequence, 100), PP_OK);
+    assert_int_equal(attend(&world, world.sequence, 100, 1, &answer), PP_OK);
+    gw_remote_sequence_close(world.sequence);
+    gw_remote_stop(world.remote);
+    gw_remote_destroy(world.remote);
+    assert_int_equal(world.net->calls_open, 0);
+    free(world.net);
+}
+
 static void seal_waits_for_the_indexes(void **state)
 {
     (void)state;
@@ -311,6 +341,7 @@ int main(void)
         cmocka_unit_test(late_answers_are_dropped),
         cmocka_unit_test(a_node_that_is_down_is_named_when_opening_fails),
         cmocka_unit_test(a_restarted_node_ends_old_sequences_and_serves_new_ones),
+        cmocka_unit_test(a_remote_with_its_own_thread_answers_the_same),
         cmocka_unit_test(seal_waits_for_the_indexes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -8,6 +8,7 @@
 #define PIGPEN_TESTS_UNIT_REMOTE_FAKE_NODE_H
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,7 +99,7 @@ struct pp_channel {
 
 struct fake_net {
     struct pp_transport transport;
-    uint64_t now_us;
+    _Atomic uint64_t now_us; /* a remote with a thread reads it on both */
     struct fake_node nodes[FAKE_NODES];
     struct fake_event *first, *last;
     uint32_t calls_open;
