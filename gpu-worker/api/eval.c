@@ -1,0 +1,376 @@
+/*
+ * Measures estimators on a text. On the walk: above engine. It refuses to know how attention is
+ * computed; it fails when an estimator that was asked for was never used.
+ */
+#include "gpu-worker/api/eval.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpu-worker/api/eval_score.h"
+#include "gpu-worker/api/progress.h"
+#include "gpu-worker/api/statistics.h"
+#include "gpu-worker/api/worker.h"
+
+struct eval {
+    struct gw_worker_options worker_options;
+    const char *text_path;
+    uint64_t tokens;
+    const char *estimators_text;
+    uint64_t seed;
+    const char *json_path;
+    const char *dump_path;
+    bool quiet;
+
+    struct gw_worker worker;
+    struct gw_progress progress;
+    struct gw_eval_estimator estimators[GW_EVAL_ESTIMATORS_MAX];
+    uint32_t estimator_count;
+    uint32_t *ids;
+    uint64_t id_count; /* tokens used of the text */
+    uint32_t vocab;
+    float *reference; /* [tokens][vocab] */
+    float *logits;    /* [vocab] */
+};
+
+/* One estimator's run. */
+struct eval_run {
+    struct gw_eval_score score;
+    struct gw_step_stats steps;
+    uint64_t prefill_us;
+};
+
+static const char eval_examples[] =
+    "Examples:\n"
+    "  gpu-worker eval --text /usr/share/common-licenses/GPL-3 --context 7000\n"
+    "  gpu-worker eval --text /usr/share/common-licenses/GPL-3 \\\n"
+    "      --nodes a=127.0.0.1:7450,b=127.0.0.1:7451 --estimators exact,lsh:k=10,l=150\n";
+
+static size_t eval_options(struct eval *eval, struct pp_option *table_out)
+{
+    const struct pp_option own[] = {
+        {.name = "text",
+         .kind = PP_OPTION_TEXT,
+         .target = &eval->text_path,
+         .group = "Text",
+         .default_text = NULL,
+         .value_name = "PATH",
+         .short_name = 'f',
+         .help = "The text to measure on. Its first --context tokens are used."},
+        {.name = "tokens",
+         .kind = PP_OPTION_U64,
+         .target = &eval->tokens,
+         .group = "Text",
+         .default_text = "64",
+         .value_name = "N",
+         .short_name = 'n',
+         .min = 1,
+         .max = 8192,
+         .help = "How many of the last tokens are measured."},
+        {.name = "estimators",
+         .kind = PP_OPTION_TEXT,
+         .target = &eval->estimators_text,
+         .group = "Text",
+         .default_text = "exact",
+         .value_name = "LIST",
+         .help = "What to measure: exact, lsh, lsh:k=10,l=150,t=2, several with commas. All but "
+                 "exact want --nodes."},
+        {.name = "seed",
+         .kind = PP_OPTION_U64,
+         .target = &eval->seed,
+         .group = "Text",
+         .default_text = "1",
+         .value_name = "N",
+         .help = "Seed of the estimators' draws."},
+    };
+    const struct pp_option output[] = {
+        {.name = "json",
+         .kind = PP_OPTION_TEXT,
+         .target = &eval->json_path,
+         .group = "Output",
+         .default_text = "",
+         .value_name = "PATH",
+         .help = "Append one JSON object a line and estimator."},
+        {.name = "dump-logits",
+         .kind = PP_OPTION_TEXT,
+         .target = &eval->dump_path,
+         .group = "Output",
+         .default_text = "",
+         .value_name = "PATH",
+         .help = "Write the exact reference's logits: f32, little-endian, [tokens][vocabulary]. "
+                 "--json then also carries the ids of the text."},
+        {.name = "quiet",
+         .kind = PP_OPTION_BOOL,
+         .target = &eval->quiet,
+         .group = "Output",
+         .default_text = "false",
+         .short_name = 'q',
+         .help = "No progress on stderr."},
+    };
+    size_t count = sizeof(own) / sizeof(own[0]);
+    memcpy(table_out, own, sizeof(own));
+    count += gw_worker_option_table(&eval->worker_options, table_out + count);
+    memcpy(table_out + count, output, sizeof(output));
+    return count + sizeof(output) / sizeof(output[0]);
+}
+
+/* Bytes of the first estimator of a list: up to a comma that no parameter follows. */
+static size_t eval_estimator_bytes(const char *text)
+{
+    size_t bytes = strcspn(text, ",");
+    while (text[bytes] == ',' && text[bytes + 1] != '\0' && text[bytes + 2] == '=') {
+        bytes += 1 + strcspn(text + bytes + 1, ",");
+    }
+    return bytes;
+}
+
+enum pp_status gw_eval_estimators_parse(const char *text, struct gw_eval_estimator *estimators_out,
+                                        uint32_t *count_out)
+{
+    uint32_t count = 0;
+    while (*text != '\0') {
+        size_t bytes = eval_estimator_bytes(text);
+        if (count == GW_EVAL_ESTIMATORS_MAX || bytes >= sizeof(estimators_out[count].text)) {
+            return PP_INVALID_ARGUMENT;
+        }
+        struct gw_eval_estimator *to = &estimators_out[count];
+        memcpy(to->text, text, bytes);
+        to->text[bytes] = '\0';
+        PP_TRY(pp_estimator_parse(to->text, &to->estimator));
+        count++;
+        text += bytes;
+        text += *text == ',' ? 1 : 0;
+    }
+    *count_out = count;
+    return count == 0 ? PP_INVALID_ARGUMENT : PP_OK;
+}
+
+static enum pp_status eval_read_text(struct eval *eval)
+{
+    char *text;
+    size_t bytes, count;
+    PP_TRY(gw_file_read(eval->text_path, stderr, &text, &bytes));
+    enum pp_status status =
+        gw_tokenizer_encode(eval->worker.tokenizer, text, bytes, false, &eval->ids, &count);
+    free(text);
+    PP_TRY(status);
+    uint64_t most = gw_engine_info(eval->worker.engine)->tokens_max;
+    eval->id_count = count < most ? count : most;
+    if (eval->id_count < 2 || eval->tokens > eval->id_count - 1) {
+        fprintf(stderr, "%s has %zu tokens, %llu of them used: too few to measure %llu\n",
+                eval->text_path, count, (unsigned long long)eval->id_count,
+                (unsigned long long)eval->tokens);
+        return PP_OUT_OF_RANGE;
+    }
+    return PP_OK;
+}
+
+static enum pp_status eval_open(struct eval *eval)
+{
+    if (gw_eval_estimators_parse(eval->estimators_text, eval->estimators, &eval->estimator_count) !=
+        PP_OK) {
+        fprintf(stderr, "--estimators: '%s' is no list of exact, lsh, lsh:k=K,l=L,t=T\n",
+                eval->estimators_text);
+        return PP_INVALID_ARGUMENT;
+    }
+    for (uint32_t i = 0; i < eval->estimator_count; i++) {
+        if (eval->estimators[i].estimator.kind != PP_EXACT &&
+            eval->worker_options.nodes[0] == '\0') {
+            fprintf(stderr, "--estimators: %s runs on attention nodes: name them with --nodes\n",
+                    eval->estimators[i].text);
+            return PP_INVALID_ARGUMENT;
+        }
+    }
+    PP_TRY(gw_worker_open(&eval->worker, &eval->worker_options, stderr));
+    PP_TRY(eval_read_text(eval));
+    eval->vocab = gw_engine_info(eval->worker.engine)->vocab;
+    eval->reference = malloc(eval->tokens * eval->vocab * sizeof(float));
+    eval->logits = malloc(eval->vocab * sizeof(float));
+    return eval->reference == NULL || eval->logits == NULL ? PP_MEMORY : PP_OK;
+}
+
+static void eval_progress(void *context, enum gw_phase phase, uint64_t done, uint64_t total)
+{
+    static const char *const labels[] = {"prefill", "store", "index"};
+    struct eval *eval = context;
+    if (!eval->quiet) {
+        gw_progress_show(&eval->progress, labels[phase], done, total);
+    }
+}
+
+static enum pp_status eval_reference(struct eval *eval)
+{
+    struct gw_sequence *sequence;
+    uint64_t count = eval->id_count - 1; /* the last token is only predicted */
+    struct gw_sequence_options options = {.tokens_expected = count};
+    PP_TRY(gw_sequence_open(eval->worker.engine, &options, &sequence));
+    enum pp_status status =
+        gw_sequence_prefill(sequence, eval->ids, (uint32_t)count, (uint32_t)eval->tokens,
+                            eval->reference, eval_progress, eval);
+    gw_progress_end(&eval->progress);
+    gw_sequence_close(sequence);
+    return status;
+}
+
+static enum pp_status eval_dump(const struct eval *eval)
+{
+    if (eval->dump_path[0] == '\0') {
+        return PP_OK;
+    }
+    size_t count = eval->tokens * eval->vocab;
+    FILE *file = fopen(eval->dump_path, "wb");
+    bool failed = file == NULL || fwrite(eval->reference, sizeof(float), count, file) != count;
+    if (file != NULL) {
+        failed = fclose(file) != 0 || failed;
+    }
+    if (failed) {
+        fprintf(stderr, "cannot write %s: %s\n", eval->dump_path, strerror(errno));
+        return PP_IO;
+    }
+    return PP_OK;
+}
+
+/* Steps over the measured tokens, fed with the text. */
+static enum pp_status eval_steps(struct eval *eval, struct gw_sequence *sequence,
+                                 struct eval_run *run)
+{
+    uint64_t first = eval->id_count - 1 - eval->tokens;
+    for (uint64_t i = 0; i < eval->tokens; i++) {
+        struct gw_step_stats step;
+        PP_TRY(gw_sequence_step(sequence, eval->ids[first + i], eval->logits, &step));
+        gw_step_stats_add(&run->steps, &step);
+        PP_TRY(gw_eval_score_add(&run->score, eval->reference + i * eval->vocab, eval->logits,
+                                 eval->vocab, eval->ids[first + i + 1]));
+        if (!eval->quiet) {
+            gw_progress_show(&eval->progress, "decode", i + 1, eval->tokens);
+        }
+    }
+    return PP_OK;
+}
+
+static enum pp_status eval_report(struct eval *eval, const char *estimator,
+                                  struct gw_sequence *sequence, const struct eval_run *run)
+{
+    double rows = (double)run->score.rows;
+    double share = run->steps.keys_held == 0
+                       ? 0.0
+                       : (double)run->steps.keys_read / (double)run->steps.keys_held;
+    double ppl = gw_eval_score_perplexity(&run->score);
+    double top1 = (double)run->score.top1_same / rows;
+    printf("%-24s %10.4f %12.3e %12.3e %8.4f %10.4f %10.2f\n", estimator, ppl,
+           run->score.kl_sum / rows, run->score.kl_max, top1, share,
+           (double)run->steps.total_us * 1e-3 / rows);
+    fflush(stdout);
+    json_t *object = json_object();
+    json_object_set_new(object, "program", json_string("eval"));
+    json_object_set_new(object, "estimator", json_string(estimator));
+    json_object_set_new(object, "context", json_integer((json_int_t)eval->id_count));
+    json_object_set_new(object, "tokens", json_integer((json_int_t)eval->tokens));
+    json_object_set_new(object, "ppl", json_real(ppl));
+    json_object_set_new(object, "kl_mean", json_real(run->score.kl_sum / rows));
+    json_object_set_new(object, "kl_max", json_real(run->score.kl_max));
+    json_object_set_new(object, "top1_agreement", json_real(top1));
+    json_object_set_new(object, "prefill_s", json_real((double)run->prefill_us * 1e-6));
+    gw_statistics_steps(object, &run->steps);
+    gw_statistics_held(object, &eval->worker, sequence);
+    if (eval->dump_path[0] != '\0') {
+        json_t *ids = json_array();
+        for (uint64_t i = 0; i < eval->id_count; i++) {
+            json_array_append_new(ids, json_integer((json_int_t)eval->ids[i]));
+        }
+        json_object_set_new(object, "token_ids", ids);
+    }
+    return gw_statistics_write(object, eval->json_path, stderr);
+}
+
+static enum pp_status eval_measure(struct eval *eval, const struct gw_eval_estimator *estimator,
+                                   struct gw_sequence *sequence)
+{
+    struct eval_run run = {0};
+    uint64_t prompt = eval->id_count - 1 - eval->tokens;
+    uint64_t begin_us = pp_clock_now_us(&eval->worker.clock);
+    if (prompt > 0) {
+        PP_TRY(gw_sequence_prefill(sequence, eval->ids, (uint32_t)prompt, 0, NULL, eval_progress,
+                                   eval));
+    }
+    run.prefill_us = pp_clock_now_us(&eval->worker.clock) - begin_us;
+    PP_TRY(eval_steps(eval, sequence, &run));
+    gw_progress_end(&eval->progress);
+    PP_TRY(eval_report(eval, estimator->text, sequence, &run));
+    if (estimator->estimator.kind != PP_EXACT && run.steps.attends_estimated == 0) {
+        fprintf(stderr, "%s was never used: the nodes hold too few tokens for an index\n",
+                estimator->text);
+        return PP_FAILED_PRECONDITION;
+    }
+    return PP_OK;
+}
+
+static enum pp_status eval_estimator(struct eval *eval, const struct gw_eval_estimator *estimator)
+{
+    struct gw_sequence *sequence = NULL;
+    struct gw_sequence_options options = {.remote = eval->worker.remote,
+                                          .estimator = estimator->estimator,
+                                          .hash_seed = eval->worker_options.hash_seed,
+                                          .step_seed = eval->seed,
+                                          .tokens_expected = eval->id_count};
+    enum pp_status status = gw_sequence_open(eval->worker.engine, &options, &sequence);
+    if (status == PP_OK) {
+        status = eval_measure(eval, estimator, sequence);
+    }
+    gw_progress_end(&eval->progress);
+    if (status != PP_OK) {
+        gw_worker_explain(stderr, estimator->text, status, sequence);
+    }
+    gw_sequence_close(sequence);
+    return status;
+}
+
+static enum pp_status eval_all(struct eval *eval)
+{
+    PP_TRY(eval_open(eval));
+    gw_progress_init(&eval->progress, stderr, isatty(STDERR_FILENO) == 1, eval->worker.clock);
+    PP_TRY(eval_reference(eval));
+    PP_TRY(eval_dump(eval));
+    printf("%-24s %10s %12s %12s %8s %10s %10s\n", "estimator", "ppl", "kl_mean", "kl_max", "top1",
+           "rows_share", "ms/token");
+    for (uint32_t i = 0; i < eval->estimator_count; i++) {
+        PP_TRY(eval_estimator(eval, &eval->estimators[i]));
+    }
+    return PP_OK;
+}
+
+int gw_eval_main(int argc, char **argv)
+{
+    struct eval eval = {0};
+    struct pp_option table[32];
+    struct pp_options_spec spec = {
+        .program = "gpu-worker eval",
+        .summary = "Measures estimators on a text against exact attention: perplexity, KL of the "
+                   "next token's distribution in nats, how often the likeliest token agrees, and "
+                   "the share of held keys that was read.",
+        .examples = eval_examples,
+        .version = PP_VERSION,
+        .options = table,
+        .option_count = eval_options(&eval, table),
+        .tolerate_foreign_environment = true};
+    struct pp_options *options;
+    enum pp_options_outcome outcome;
+    if (pp_options_parse(&spec, argc, argv, environ, stdout, stderr, &outcome, &options) != PP_OK) {
+        return 2;
+    }
+    enum pp_status status = PP_OK;
+    if (outcome == PP_OPTIONS_RUN) {
+        status = eval_all(&eval);
+        if (status != PP_OK) {
+            fprintf(stderr, "eval failed: %s\n", pp_status_name(status));
+        }
+        free(eval.logits);
+        free(eval.reference);
+        free(eval.ids);
+        gw_worker_close(&eval.worker);
+    }
+    pp_options_destroy(options);
+    return status == PP_OK ? 0 : 1;
+}

@@ -1,0 +1,32 @@
+/*
+ * `gpu-worker eval`: the quality of estimators on a text, against exact attention. The last
+ * --tokens positions of the first --context tokens are measured: the reference is one exact pass
+ * without nodes; each estimator gets the tokens before them as a prompt (on the nodes) and decodes
+ * the measured ones step by step, fed with the text.
+ */
+#ifndef PIGPEN_GPU_WORKER_API_EVAL_H
+#define PIGPEN_GPU_WORKER_API_EVAL_H
+
+#include <stdint.h>
+
+#include "common/attn/shape.h"
+#include "common/base/status.h"
+
+/* argv[0] is the program's name as it shall show. Returns the exit code: 0, 1 (failed), 2 (usage).
+ */
+int gw_eval_main(int argc, char **argv);
+
+#define GW_EVAL_ESTIMATORS_MAX 16u
+
+struct gw_eval_estimator {
+    char text[64];
+    struct pp_estimator estimator;
+};
+
+/* "exact,lsh:k=10,l=150,lsh:k=8,l=75": a comma before k=, l= or t= belongs to the estimator.
+ * PP_INVALID_ARGUMENT. */
+PP_MUST_USE enum pp_status gw_eval_estimators_parse(const char *text,
+                                                    struct gw_eval_estimator *estimators_out,
+                                                    uint32_t *count_out);
+
+#endif

@@ -1,0 +1,383 @@
+/*
+ * One prompt from the shell: prefill with progress on stderr, then tokens streamed to stdout, then
+ * a line of figures and, if asked, a JSON object. On the walk: above engine. It refuses to know how
+ * attention is computed.
+ */
+#include "gpu-worker/api/generate.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpu-worker/api/progress.h"
+#include "gpu-worker/api/prompt.h"
+#include "gpu-worker/api/statistics.h"
+#include "gpu-worker/api/worker.h"
+#include "gpu-worker/ops/sample.h"
+
+struct generate {
+    struct gw_worker_options worker_options;
+    struct gw_prompt_options prompt;
+    uint64_t tokens_max;
+    const char *estimator_text;
+    double temperature;
+    uint64_t top_k;
+    double top_p;
+    uint64_t seed;
+    const char *json_path;
+    bool quiet;
+
+    struct gw_worker worker;
+    struct pp_estimator estimator;
+    struct gw_sequence *sequence;
+    struct gw_sampler sampler;
+    struct gw_progress progress;
+    struct gw_detokenizer detokenizer;
+    uint32_t *ids;
+    size_t id_count;
+    float *logits; /* [vocab] */
+    char *answer;
+    size_t answer_bytes, answer_capacity;
+    uint64_t prefill_us;
+    uint64_t generated;
+    const char *finish;
+    struct gw_step_stats steps;
+};
+
+static const char generate_examples[] =
+    "Examples:\n"
+    "  gpu-worker generate --prompt \"What is the capital of France?\"\n"
+    "  gpu-worker generate --prompt-file /usr/share/common-licenses/GPL-3 \\\n"
+    "      --prompt \"May I sell copies?\" --nodes a=127.0.0.1:7450,b=127.0.0.1:7451 \\\n"
+    "      --estimator lsh --json run.json\n";
+
+static size_t generate_options(struct generate *generate, struct pp_option *table_out)
+{
+    const struct pp_option own[] = {
+        {.name = "prompt",
+         .kind = PP_OPTION_TEXT,
+         .target = &generate->prompt.prompt,
+         .group = "Prompt",
+         .default_text = "",
+         .value_name = "TEXT",
+         .short_name = 'p',
+         .help = "What to ask."},
+        {.name = "prompt-file",
+         .kind = PP_OPTION_TEXT,
+         .target = &generate->prompt.file,
+         .group = "Prompt",
+         .default_text = "",
+         .value_name = "PATH",
+         .short_name = 'f',
+         .help = "A text to read first; the prompt follows it after a blank line. - is stdin."},
+        {.name = "system",
+         .kind = PP_OPTION_TEXT,
+         .target = &generate->prompt.system,
+         .group = "Prompt",
+         .default_text = "",
+         .value_name = "TEXT",
+         .help = "The system message. Default: the model's own."},
+        {.name = "raw",
+         .kind = PP_OPTION_BOOL,
+         .target = &generate->prompt.raw,
+         .group = "Prompt",
+         .default_text = "false",
+         .help = "Continue the text as it is, without the model's chat template."},
+        {.name = "max-tokens",
+         .kind = PP_OPTION_U64,
+         .target = &generate->tokens_max,
+         .group = "Answer",
+         .default_text = "256",
+         .value_name = "N",
+         .short_name = 'n',
+         .min = 1,
+         .max = 1u << 20,
+         .help = "Longest answer."},
+        {.name = "temperature",
+         .kind = PP_OPTION_DOUBLE,
+         .target = &generate->temperature,
+         .group = "Answer",
+         .default_text = "0",
+         .value_name = "T",
+         .number_max = 100.0,
+         .help = "0 takes the likeliest token each time (greedy)."},
+        {.name = "top-k",
+         .kind = PP_OPTION_U64,
+         .target = &generate->top_k,
+         .group = "Answer",
+         .default_text = "0",
+         .value_name = "K",
+         .max = 1u << 30,
+         .help = "Draw among the K likeliest tokens only. 0: all."},
+        {.name = "top-p",
+         .kind = PP_OPTION_DOUBLE,
+         .target = &generate->top_p,
+         .group = "Answer",
+         .default_text = "1",
+         .value_name = "P",
+         .number_min = 1e-6,
+         .number_max = 1.0,
+         .help = "Draw among the likeliest tokens that together have this probability."},
+        {.name = "seed",
+         .kind = PP_OPTION_U64,
+         .target = &generate->seed,
+         .group = "Answer",
+         .default_text = "1",
+         .value_name = "N",
+         .help = "Same seed, same answer."},
+        {.name = "estimator",
+         .kind = PP_OPTION_TEXT,
+         .target = &generate->estimator_text,
+         .group = "Attention nodes",
+         .default_text = "exact",
+         .value_name = "NAME",
+         .help = "How nodes attend: exact, lsh, or lsh:k=10,l=150,t=2 (k bits a table, l tables, t "
+                 "of which must collide)."},
+    };
+    const struct pp_option output[] = {
+        {.name = "json",
+         .kind = PP_OPTION_TEXT,
+         .target = &generate->json_path,
+         .group = "Output",
+         .default_text = "",
+         .value_name = "PATH",
+         .help = "Append what was measured as one JSON object a line."},
+        {.name = "quiet",
+         .kind = PP_OPTION_BOOL,
+         .target = &generate->quiet,
+         .group = "Output",
+         .default_text = "false",
+         .short_name = 'q',
+         .help = "Neither progress nor figures on stderr."},
+    };
+    size_t count = sizeof(own) / sizeof(own[0]);
+    memcpy(table_out, own, sizeof(own));
+    count += gw_worker_option_table(&generate->worker_options, table_out + count);
+    memcpy(table_out + count, output, sizeof(output));
+    return count + sizeof(output) / sizeof(output[0]);
+}
+
+static void generate_progress(void *context, enum gw_phase phase, uint64_t done, uint64_t total)
+{
+    static const char *const labels[] = {"prefill", "store", "index"};
+    struct generate *generate = context;
+    if (!generate->quiet) {
+        gw_progress_show(&generate->progress, labels[phase], done, total);
+    }
+}
+
+static enum pp_status generate_open(struct generate *generate)
+{
+    enum pp_status status = pp_estimator_parse(generate->estimator_text, &generate->estimator);
+    if (status != PP_OK) {
+        fprintf(stderr, "--estimator: '%s' is none of exact, lsh, lsh:k=K,l=L,t=T (%s)\n",
+                generate->estimator_text, pp_status_name(status));
+        return status;
+    }
+    PP_TRY(gw_worker_open(&generate->worker, &generate->worker_options, stderr));
+    PP_TRY(gw_prompt_build(&generate->worker, &generate->prompt, stderr, &generate->ids,
+                           &generate->id_count));
+    const struct gw_engine_info *info = gw_engine_info(generate->worker.engine);
+    if (generate->id_count >= info->tokens_max) {
+        fprintf(stderr, "the prompt has %zu tokens, which leaves no room in a context of %u\n",
+                generate->id_count, info->tokens_max);
+        return PP_OUT_OF_RANGE;
+    }
+    uint64_t room = info->tokens_max - generate->id_count;
+    generate->tokens_max = generate->tokens_max < room ? generate->tokens_max : room;
+    generate->logits = malloc(info->vocab * sizeof(float));
+    if (generate->logits == NULL) {
+        return PP_MEMORY;
+    }
+    PP_TRY(gw_sampler_init(&generate->sampler, info->vocab, generate->temperature,
+                           (uint32_t)generate->top_k, generate->top_p, generate->seed));
+    struct gw_sequence_options options = {.remote = generate->worker.remote,
+                                          .estimator = generate->estimator,
+                                          .hash_seed = generate->worker_options.hash_seed,
+                                          .step_seed = generate->seed,
+                                          .tokens_expected =
+                                              generate->id_count + generate->tokens_max};
+    status = gw_sequence_open(generate->worker.engine, &options, &generate->sequence);
+    if (status != PP_OK) {
+        gw_worker_explain(stderr, "opening the sequence on the nodes", status, NULL);
+    }
+    return status;
+}
+
+static enum pp_status generate_keep(struct generate *generate, const char *text, size_t bytes)
+{
+    if (generate->answer_bytes + bytes + 1 > generate->answer_capacity) {
+        size_t capacity = 2 * generate->answer_capacity + bytes + 256;
+        char *larger = realloc(generate->answer, capacity);
+        if (larger == NULL) {
+            return PP_MEMORY;
+        }
+        generate->answer = larger;
+        generate->answer_capacity = capacity;
+    }
+    memcpy(generate->answer + generate->answer_bytes, text, bytes);
+    generate->answer_bytes += bytes;
+    return PP_OK;
+}
+
+static enum pp_status generate_emit(struct generate *generate, uint32_t id)
+{
+    const char *text;
+    size_t bytes;
+    PP_TRY(gw_detokenizer_add(&generate->detokenizer, id, &text, &bytes));
+    if (bytes > 0 && (fwrite(text, 1, bytes, stdout) != bytes || fflush(stdout) != 0)) {
+        return PP_IO;
+    }
+    return generate_keep(generate, text, bytes);
+}
+
+/* Ids past the tokenizer's have no text: they are never drawn. */
+static enum pp_status generate_next(struct generate *generate, uint32_t *id_out)
+{
+    uint32_t vocab = gw_engine_info(generate->worker.engine)->vocab;
+    for (uint32_t i = gw_tokenizer_vocab(generate->worker.tokenizer); i < vocab; i++) {
+        generate->logits[i] = -__builtin_inff();
+    }
+    return gw_sampler_next(&generate->sampler, generate->logits, id_out);
+}
+
+static enum pp_status generate_decode(struct generate *generate)
+{
+    generate->finish = "length";
+    for (;;) {
+        uint32_t id;
+        struct gw_step_stats step;
+        PP_TRY(generate_next(generate, &id));
+        if (gw_tokenizer_is_end(generate->worker.tokenizer, id)) {
+            generate->finish = "stop";
+            return PP_OK;
+        }
+        PP_TRY(generate_emit(generate, id));
+        generate->generated++;
+        if (generate->generated >= generate->tokens_max) {
+            return PP_OK;
+        }
+        PP_TRY(gw_sequence_step(generate->sequence, id, generate->logits, &step));
+        gw_step_stats_add(&generate->steps, &step);
+    }
+}
+
+static enum pp_status generate_run(struct generate *generate)
+{
+    uint64_t begin_us = pp_clock_now_us(&generate->worker.clock);
+    enum pp_status status =
+        gw_sequence_prefill(generate->sequence, generate->ids, (uint32_t)generate->id_count, 1,
+                            generate->logits, generate_progress, generate);
+    gw_progress_end(&generate->progress);
+    if (status != PP_OK) {
+        gw_worker_explain(stderr, "prefill", status, generate->sequence);
+        return status;
+    }
+    generate->prefill_us = pp_clock_now_us(&generate->worker.clock) - begin_us;
+    status = generate_decode(generate);
+    gw_detokenizer_finish(&generate->detokenizer);
+    if (generate->answer_bytes > 0) {
+        fputc('\n', stdout);
+        fflush(stdout);
+    }
+    if (status != PP_OK) {
+        fprintf(stderr, "the answer ends here, after %llu tokens: ",
+                (unsigned long long)generate->generated);
+        gw_worker_explain(stderr, "decoding", status, generate->sequence);
+    }
+    return status;
+}
+
+static void generate_figures(const struct generate *generate)
+{
+    const struct gw_step_stats *steps = &generate->steps;
+    double count = steps->steps == 0 ? 1.0 : (double)steps->steps;
+    double prefill_s = (double)generate->prefill_us * 1e-6;
+    fprintf(stderr, "%zu prompt tokens in %.2f s (%.0f tokens/s), %llu tokens at %.1f ms",
+            generate->id_count, prefill_s, (double)generate->id_count / prefill_s,
+            (unsigned long long)generate->generated, (double)steps->total_us * 1e-3 / count);
+    if (steps->attends > 0) {
+        fprintf(stderr, "; %.1f ms of it waiting for nodes; %.1f %% of %llu held keys read",
+                (double)steps->wait_us * 1e-3 / count,
+                100.0 * (double)steps->keys_read / (double)steps->keys_held,
+                (unsigned long long)(steps->keys_held / steps->steps));
+    }
+    fputc('\n', stderr);
+    if (generate->estimator.kind != PP_EXACT && steps->attends_estimated == 0 && steps->steps > 0) {
+        fprintf(stderr,
+                "note: %s was asked for but never used: too few tokens on the nodes for an "
+                "index, or no nodes\n",
+                generate->estimator_text);
+    }
+}
+
+static enum pp_status generate_report(struct generate *generate)
+{
+    json_t *object = json_object();
+    double prefill_s = (double)generate->prefill_us * 1e-6;
+    const char *answer = generate->answer == NULL ? "" : generate->answer;
+    json_object_set_new(object, "program", json_string("generate"));
+    json_object_set_new(object, "estimator", json_string(generate->estimator_text));
+    json_object_set_new(object, "prompt_tokens", json_integer((json_int_t)generate->id_count));
+    json_object_set_new(object, "generated_tokens", json_integer((json_int_t)generate->generated));
+    json_object_set_new(object, "finish_reason", json_string(generate->finish));
+    json_object_set_new(object, "prefill_s", json_real(prefill_s));
+    json_object_set_new(object, "prefill_tokens_per_s",
+                        json_real((double)generate->id_count / prefill_s));
+    gw_statistics_steps(object, &generate->steps);
+    gw_statistics_held(object, &generate->worker, generate->sequence);
+    json_object_set_new(object, "answer", json_stringn(answer, generate->answer_bytes));
+    return gw_statistics_write(object, generate->json_path, stderr);
+}
+
+static void generate_close(struct generate *generate)
+{
+    gw_sequence_close(generate->sequence);
+    gw_sampler_deinit(&generate->sampler);
+    gw_detokenizer_deinit(&generate->detokenizer);
+    free(generate->answer);
+    free(generate->logits);
+    free(generate->ids);
+    gw_worker_close(&generate->worker);
+}
+
+static enum pp_status generate_all(struct generate *generate)
+{
+    PP_TRY(generate_open(generate));
+    gw_progress_init(&generate->progress, stderr, isatty(STDERR_FILENO) == 1,
+                     generate->worker.clock);
+    gw_detokenizer_init(&generate->detokenizer, generate->worker.tokenizer);
+    PP_TRY(generate_run(generate));
+    if (!generate->quiet) {
+        generate_figures(generate);
+    }
+    return generate_report(generate);
+}
+
+int gw_generate_main(int argc, char **argv)
+{
+    struct generate generate = {0};
+    struct pp_option table[32];
+    struct pp_options_spec spec = {
+        .program = "gpu-worker generate",
+        .summary = "Answers one prompt: reads it, puts its keys and values on attention nodes when "
+                   "some are named, and streams the answer to stdout. Progress and figures go to "
+                   "stderr.",
+        .examples = generate_examples,
+        .version = PP_VERSION,
+        .options = table,
+        .option_count = generate_options(&generate, table),
+        .tolerate_foreign_environment = true};
+    struct pp_options *options;
+    enum pp_options_outcome outcome;
+    if (pp_options_parse(&spec, argc, argv, environ, stdout, stderr, &outcome, &options) != PP_OK) {
+        return 2;
+    }
+    enum pp_status status = PP_OK;
+    if (outcome == PP_OPTIONS_RUN) {
+        status = generate_all(&generate);
+        generate_close(&generate);
+    }
+    pp_options_destroy(options);
+    return status == PP_OK ? 0 : 1;
+}

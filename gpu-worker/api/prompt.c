@@ -1,0 +1,107 @@
+/*
+ * Prompts from texts: reads, joins, wraps in the model's chat template, encodes. It refuses to know
+ * what is done with the ids.
+ */
+#include "gpu-worker/api/prompt.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu-worker/model/chat.h"
+
+/* File text, a blank line and the prompt; *text_out is malloc'ed. */
+static enum pp_status prompt_text(const struct gw_prompt_options *options, FILE *errors,
+                                  char **text_out, size_t *bytes_out)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    if (options->file[0] != '\0') {
+        const char *path = strcmp(options->file, "-") == 0 ? "/dev/stdin" : options->file;
+        PP_TRY(gw_file_read(path, errors, &text, &bytes));
+    }
+    const char *between = bytes == 0 || options->prompt[0] == '\0' ? ""
+                          : text[bytes - 1] == '\n'                ? "\n"
+                                                                   : "\n\n";
+    size_t between_bytes = strlen(between);
+    size_t prompt_bytes = strlen(options->prompt);
+    char *joined = realloc(text, bytes + between_bytes + prompt_bytes + 1);
+    if (joined == NULL) {
+        free(text);
+        return PP_MEMORY;
+    }
+    memcpy(joined + bytes, between, between_bytes);
+    memcpy(joined + bytes + between_bytes, options->prompt, prompt_bytes);
+    *text_out = joined;
+    *bytes_out = bytes + between_bytes + prompt_bytes;
+    return PP_OK;
+}
+
+static enum pp_status prompt_raw(const struct gw_worker *worker, const char *text, size_t bytes,
+                                 uint32_t **ids_out, size_t *count_out)
+{
+    uint32_t begin;
+    PP_TRY(gw_tokenizer_encode(worker->tokenizer, text, bytes, false, ids_out, count_out));
+    if (!gw_tokenizer_adds_bos(worker->tokenizer, &begin)) {
+        return PP_OK;
+    }
+    uint32_t *longer = realloc(*ids_out, (*count_out + 1) * sizeof(**ids_out));
+    if (longer == NULL) {
+        free(*ids_out);
+        return PP_MEMORY;
+    }
+    memmove(longer + 1, longer, *count_out * sizeof(*longer));
+    longer[0] = begin;
+    *ids_out = longer;
+    *count_out += 1;
+    return PP_OK;
+}
+
+static enum pp_status prompt_chat(const struct gw_worker *worker,
+                                  const struct gw_prompt_options *options, const char *text,
+                                  size_t bytes, FILE *errors, uint32_t **ids_out, size_t *count_out)
+{
+    struct gw_chat chat;
+    char error[512] = "";
+    enum pp_status status =
+        gw_chat_init(&chat, worker->gguf, worker->tokenizer, NULL, error, sizeof(error));
+    if (status != PP_OK) {
+        fprintf(errors, "%s (--raw continues a text without a template)\n", error);
+        return status;
+    }
+    struct gw_chat_message messages[2];
+    size_t count = 0;
+    if (options->system[0] != '\0') {
+        messages[count++] =
+            (struct gw_chat_message){GW_CHAT_SYSTEM, options->system, strlen(options->system)};
+    }
+    messages[count++] = (struct gw_chat_message){GW_CHAT_USER, text, bytes};
+    status = gw_chat_encode(&chat, messages, count, true, ids_out, count_out);
+    if (status != PP_OK) {
+        fprintf(errors, "the prompt cannot be encoded: %s (is it UTF-8 text?)\n",
+                pp_status_name(status));
+    }
+    return status;
+}
+
+enum pp_status gw_prompt_build(const struct gw_worker *worker,
+                               const struct gw_prompt_options *options, FILE *errors,
+                               uint32_t **ids_out, size_t *count_out)
+{
+    char *text;
+    size_t bytes;
+    if (options->prompt[0] == '\0' && options->file[0] == '\0') {
+        fprintf(errors, "nothing to answer: give --prompt TEXT or --prompt-file PATH\n");
+        return PP_INVALID_ARGUMENT;
+    }
+    PP_TRY(prompt_text(options, errors, &text, &bytes));
+    enum pp_status status =
+        options->raw ? prompt_raw(worker, text, bytes, ids_out, count_out)
+                     : prompt_chat(worker, options, text, bytes, errors, ids_out, count_out);
+    free(text);
+    if (status == PP_OK && *count_out == 0) {
+        fprintf(errors, "the prompt is empty\n");
+        free(*ids_out);
+        return PP_INVALID_ARGUMENT;
+    }
+    return status;
+}

@@ -1,0 +1,71 @@
+/*
+ * Renders measurements as JSON. It refuses to know how they were taken.
+ */
+#include "gpu-worker/api/statistics.h"
+
+#include <errno.h>
+#include <string.h>
+
+static void statistics_real(json_t *object, const char *name, double value)
+{
+    (void)json_object_set_new(object, name, json_real(value));
+}
+
+static void statistics_integer(json_t *object, const char *name, uint64_t value)
+{
+    (void)json_object_set_new(object, name, json_integer((json_int_t)value));
+}
+
+void gw_statistics_steps(json_t *object, const struct gw_step_stats *steps)
+{
+    double count = steps->steps == 0 ? 1.0 : (double)steps->steps;
+    double to_ms = 1e-3 / count;
+    statistics_integer(object, "steps", steps->steps);
+    statistics_real(object, "ms_per_token", (double)steps->total_us * to_ms);
+    statistics_real(object, "device_ms", (double)steps->device_us * to_ms);
+    statistics_real(object, "node_ms", (double)steps->node_us * to_ms);
+    statistics_real(object, "network_ms", (double)steps->network_us * to_ms);
+    statistics_real(object, "wait_ms", (double)steps->wait_us * to_ms);
+    statistics_integer(object, "keys_read", steps->keys_read);
+    statistics_integer(object, "keys_held", steps->keys_held);
+    statistics_integer(object, "keys_local", steps->keys_local);
+    double share =
+        steps->keys_held == 0 ? 0.0 : (double)steps->keys_read / (double)steps->keys_held;
+    statistics_real(object, "rows_share", share);
+    statistics_integer(object, "attends", steps->attends);
+    (void)json_object_set_new(object, "estimator_used", json_boolean(steps->attends_estimated > 0));
+}
+
+void gw_statistics_held(json_t *object, const struct gw_worker *worker,
+                        struct gw_sequence *sequence)
+{
+    json_t *held = json_object();
+    uint64_t tokens[GW_NODES_MAX] = {0};
+    if (worker->remote != NULL) {
+        gw_sequence_tokens_held(sequence, tokens);
+    }
+    for (uint32_t i = 0; i < worker->remote_config.node_count; i++) {
+        statistics_integer(held, worker->remote_config.nodes[i].name, tokens[i]);
+    }
+    (void)json_object_set_new(object, "tokens_held", held);
+    statistics_integer(object, "tokens_left", gw_sequence_left(sequence));
+}
+
+enum pp_status gw_statistics_write(json_t *object, const char *path, FILE *errors)
+{
+    enum pp_status status = PP_OK;
+    if (path[0] != '\0') {
+        FILE *file = fopen(path, "ab");
+        bool failed =
+            file == NULL || json_dumpf(object, file, JSON_COMPACT) != 0 || fputc('\n', file) == EOF;
+        if (file != NULL) {
+            failed = fclose(file) != 0 || failed;
+        }
+        if (failed) {
+            fprintf(errors, "cannot write %s: %s\n", path, strerror(errno));
+            status = PP_IO;
+        }
+    }
+    json_decref(object);
+    return status;
+}

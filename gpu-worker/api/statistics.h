@@ -1,0 +1,21 @@
+/*
+ * What a run measured, as one JSON object a line appended to a file. Names are an interface
+ * (deploy/quickstart and the tests read them). One thread.
+ */
+#ifndef PIGPEN_GPU_WORKER_API_STATISTICS_H
+#define PIGPEN_GPU_WORKER_API_STATISTICS_H
+
+#include <jansson.h>
+#include <stdio.h>
+
+#include "gpu-worker/api/worker.h"
+
+/* ms_per_token, device_ms, node_ms, network_ms, wait_ms, rows_share, keys_*, estimator_used. */
+void gw_statistics_steps(json_t *object, const struct gw_step_stats *steps);
+/* tokens_held: {node: tokens}, tokens_left. */
+void gw_statistics_held(json_t *object, const struct gw_worker *worker,
+                        struct gw_sequence *sequence);
+/* Appends the object as a line; takes it over. path "" : nothing. PP_IO with a line on errors. */
+PP_MUST_USE enum pp_status gw_statistics_write(json_t *object, const char *path, FILE *errors);
+
+#endif

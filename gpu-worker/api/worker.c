@@ -1,0 +1,311 @@
+/*
+ * Opens and closes what the worker's programs run on. On the walk: above engine. It refuses to know
+ * what is asked of the model.
+ */
+#include "gpu-worker/api/worker.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/assert.h"
+#include "common/base/log.h"
+#include "common/rpc/grpc_transport.h"
+
+#define WORKER_DEFAULT_MODEL ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+#define WORKER_READY_US      (30u * 1000u * 1000u)
+#define WORKER_CALL_US       (120u * 1000u * 1000u)
+#define WORKER_OUTBOX_BYTES  (64ull << 20)
+#define WORKER_SPIN_US       200u
+
+static const char *const worker_shards[] = {"tokens", "kv-heads", NULL};
+static const char *const worker_kv_dtypes[] = {"bf16", "f16", "f32", NULL};
+static const char *const worker_log_levels[] = {"debug", "info", "warn", "error", "off", NULL};
+
+static enum pp_dtype worker_kv_dtype(int choice)
+{
+    const enum pp_dtype dtypes[] = {PP_BF16, PP_F16, PP_F32};
+    return dtypes[choice];
+}
+
+size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_option *table_out)
+{
+    const struct pp_option table[] = {
+        {.name = "nodes",
+         .kind = PP_OPTION_TEXT,
+         .target = &options->nodes,
+         .group = "Attention nodes",
+         .default_text = "",
+         .value_name = "NAME=HOST:PORT,...",
+         .help = "Attention nodes that hold the keys and values. Without any the worker keeps and "
+                 "attends everything itself, exactly."},
+        {.name = "shard",
+         .kind = PP_OPTION_CHOICE,
+         .target = &options->shard,
+         .group = "Attention nodes",
+         .default_text = "tokens",
+         .value_name = "HOW",
+         .choices = worker_shards,
+         .help = "How a sequence is cut over the nodes: by spans of tokens, or by kv heads."},
+        {.name = "hash-seed",
+         .kind = PP_OPTION_U64,
+         .target = &options->hash_seed,
+         .group = "Attention nodes",
+         .default_text = "1",
+         .value_name = "N",
+         .help = "Seed of the lsh signatures."},
+        {.name = "node-timeout",
+         .kind = PP_OPTION_DURATION,
+         .target = &options->node_timeout_us,
+         .group = "Attention nodes",
+         .default_text = "1500ms",
+         .value_name = "TIME",
+         .min = 1000,
+         .help = "How long a node may take to answer an attend before the request ends."},
+        {.name = "model",
+         .kind = PP_OPTION_TEXT,
+         .target = &options->model,
+         .group = "Model",
+         .default_text = WORKER_DEFAULT_MODEL,
+         .value_name = "PATH",
+         .help = "The model, a GGUF file of the Llama family. `deploy/fetch-model` fetches the "
+                 "default one."},
+        {.name = "context",
+         .kind = PP_OPTION_U64,
+         .target = &options->context,
+         .group = "Model",
+         .default_text = "0",
+         .value_name = "TOKENS",
+         .max = 1u << 26,
+         .help =
+             "Longest sequence, prompt and answer together. 0: what the model was trained for."},
+        {.name = "kv-dtype",
+         .kind = PP_OPTION_CHOICE,
+         .target = &options->kv_dtype,
+         .group = "Model",
+         .default_text = "bf16",
+         .value_name = "TYPE",
+         .choices = worker_kv_dtypes,
+         .help = "What keys and values are rounded to when they are made. Everything else is "
+                 "computed in f32, so f32 here gives the reference path."},
+        {.name = "threads",
+         .kind = PP_OPTION_U64,
+         .target = &options->threads,
+         .group = "Model",
+         .default_text = "0",
+         .value_name = "N",
+         .max = 1024,
+         .help = "Threads that compute. 0: as many as this process may use."},
+        {.name = "chunk-tokens",
+         .kind = PP_OPTION_U64,
+         .target = &options->chunk_tokens,
+         .group = "Model",
+         .default_text = "512",
+         .value_name = "N",
+         .min = 1,
+         .max = 65536,
+         .help = "Tokens of a prompt computed at once in a layer."},
+        {.name = "log-level",
+         .kind = PP_OPTION_CHOICE,
+         .target = &options->log_level,
+         .group = "Output",
+         .default_text = "warn",
+         .value_name = "LEVEL",
+         .choices = worker_log_levels,
+         .help = "Log lines on stderr from this level on."},
+    };
+    PP_STATIC_ASSERT(sizeof(table) / sizeof(table[0]) <= GW_WORKER_OPTIONS_MAX, "table too small");
+    memcpy(table_out, table, sizeof(table));
+    return sizeof(table) / sizeof(table[0]);
+}
+
+/* One "name=host:port" of `bytes` characters. */
+static bool worker_node_parse(const char *text, size_t bytes, struct gw_node_address *node_out)
+{
+    const char *equals = memchr(text, '=', bytes);
+    const char *address = equals == NULL ? text : equals + 1;
+    size_t name_bytes = equals == NULL ? bytes : (size_t)(equals - text);
+    size_t address_bytes = bytes - (size_t)(address - text);
+    if (name_bytes == 0 || address_bytes == 0 || name_bytes >= sizeof(node_out->name) ||
+        address_bytes >= sizeof(node_out->address)) {
+        return false;
+    }
+    memset(node_out, 0, sizeof(*node_out));
+    memcpy(node_out->name, text, name_bytes);
+    memcpy(node_out->address, address, address_bytes);
+    return strchr(node_out->address, ':') != NULL;
+}
+
+enum pp_status gw_nodes_parse(const char *text, FILE *errors, struct gw_node_address *nodes_out,
+                              uint32_t *count_out)
+{
+    uint32_t count = 0;
+    while (*text != '\0') {
+        size_t bytes = strcspn(text, ",");
+        if (count == GW_NODES_MAX) {
+            fprintf(errors, "--nodes: more than %u nodes\n", GW_NODES_MAX);
+            return PP_INVALID_ARGUMENT;
+        }
+        if (!worker_node_parse(text, bytes, &nodes_out[count])) {
+            fprintf(errors, "--nodes: '%.*s' is not NAME=HOST:PORT\n", (int)bytes, text);
+            return PP_INVALID_ARGUMENT;
+        }
+        for (uint32_t i = 0; i < count; i++) {
+            if (strcmp(nodes_out[i].name, nodes_out[count].name) == 0) {
+                fprintf(errors, "--nodes: two nodes are named '%s'\n", nodes_out[i].name);
+                return PP_INVALID_ARGUMENT;
+            }
+        }
+        count++;
+        text += bytes;
+        text += *text == ',' ? 1 : 0;
+    }
+    *count_out = count;
+    return PP_OK;
+}
+
+static enum pp_status worker_open_model(struct gw_worker *worker,
+                                        const struct gw_worker_options *options, FILE *errors)
+{
+    char error[512] = "";
+    enum pp_status status = gw_gguf_open(options->model, error, sizeof(error), &worker->gguf);
+    if (status == PP_OK) {
+        status = gw_tokenizer_new(worker->gguf, error, sizeof(error), &worker->tokenizer);
+    }
+    if (status == PP_OK) {
+        status = gw_host_device_new((uint32_t)options->threads, &worker->device);
+    }
+    if (status == PP_OK) {
+        struct gw_engine_config config = {.device = worker->device,
+                                          .gguf = worker->gguf,
+                                          .kv_dtype = worker_kv_dtype(options->kv_dtype),
+                                          .tokens_max = (uint32_t)options->context,
+                                          .chunk_tokens = (uint32_t)options->chunk_tokens,
+                                          .clock = worker->clock};
+        status = gw_engine_new(&config, error, sizeof(error), &worker->engine);
+    }
+    if (status != PP_OK) {
+        fprintf(errors, "cannot load the model %s: %s\n", options->model,
+                error[0] == '\0' ? pp_status_name(status) : error);
+        if (status == PP_IO && strcmp(options->model, WORKER_DEFAULT_MODEL) == 0) {
+            fprintf(errors, "fetch the default model with deploy/fetch-model, or name another one "
+                            "with --model\n");
+        }
+    }
+    return status;
+}
+
+static enum pp_status worker_open_remote(struct gw_worker *worker,
+                                         const struct gw_worker_options *options, FILE *errors)
+{
+    struct gw_remote_config *config = &worker->remote_config;
+    PP_TRY(gw_nodes_parse(options->nodes, errors, config->nodes, &config->node_count));
+    if (config->node_count == 0) {
+        return PP_OK;
+    }
+    struct pp_grpc_config grpc = {.clock = worker->clock, .spin_us = WORKER_SPIN_US};
+    enum pp_status status = pp_grpc_transport_new(&grpc, &worker->transport);
+    if (status == PP_OK) {
+        config->transport = worker->transport;
+        config->clock = worker->clock;
+        config->shard = options->shard == 0 ? GW_SHARD_TOKENS : GW_SHARD_KV_HEADS;
+        config->attend_timeout_us = options->node_timeout_us;
+        config->call_timeout_us = WORKER_CALL_US;
+        config->outbox_bytes_max = WORKER_OUTBOX_BYTES;
+        status = gw_remote_new(config, &worker->remote);
+    }
+    if (status == PP_OK) {
+        status = gw_remote_start(worker->remote);
+    }
+    if (status == PP_OK) {
+        status = gw_remote_ready(worker->remote, WORKER_READY_US);
+    }
+    if (status != PP_OK) {
+        fprintf(errors,
+                "the attention nodes %s are not ready: %s (start them with attn-node, or "
+                "check the addresses)\n",
+                options->nodes, pp_status_name(status));
+    }
+    return status;
+}
+
+enum pp_status gw_worker_open(struct gw_worker *worker, const struct gw_worker_options *options,
+                              FILE *errors)
+{
+    memset(worker, 0, sizeof(*worker));
+    worker->clock = pp_clock_system();
+    pp_log_configure((enum pp_log_level)options->log_level, PP_LOG_TEXT);
+    enum pp_status status = worker_open_model(worker, options, errors);
+    if (status == PP_OK) {
+        status = worker_open_remote(worker, options, errors);
+    }
+    if (status != PP_OK) {
+        gw_worker_close(worker);
+    }
+    return status;
+}
+
+void gw_worker_close(struct gw_worker *worker)
+{
+    if (worker->remote != NULL) {
+        gw_remote_stop(worker->remote);
+        gw_remote_destroy(worker->remote);
+    }
+    if (worker->transport != NULL) {
+        worker->transport->ops->destroy(worker->transport);
+    }
+    gw_engine_destroy(worker->engine);
+    if (worker->device != NULL) {
+        worker->device->ops->destroy(worker->device);
+    }
+    if (worker->tokenizer != NULL) {
+        gw_tokenizer_destroy(worker->tokenizer);
+    }
+    if (worker->gguf != NULL) {
+        gw_gguf_close(worker->gguf);
+    }
+    memset(worker, 0, sizeof(*worker));
+}
+
+enum pp_status gw_file_read(const char *path, FILE *errors, char **text_out, size_t *bytes_out)
+{
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) {
+        fprintf(errors, "cannot read %s: %s\n", path, strerror(errno));
+        return PP_IO;
+    }
+    size_t bytes = 0, capacity = 1u << 16;
+    char *text = malloc(capacity + 1);
+    while (text != NULL) {
+        size_t got = fread(text + bytes, 1, capacity - bytes, file);
+        bytes += got;
+        if (bytes < capacity) {
+            break;
+        }
+        capacity *= 2;
+        char *larger = realloc(text, capacity + 1);
+        if (larger == NULL) {
+            free(text);
+        }
+        text = larger;
+    }
+    bool failed = ferror(file) != 0;
+    fclose(file);
+    if (failed || text == NULL) {
+        fprintf(errors, "cannot read %s: %s\n", path, failed ? "I/O error" : "no memory");
+        free(text);
+        return failed ? PP_IO : PP_MEMORY;
+    }
+    text[bytes] = '\0';
+    *text_out = text;
+    *bytes_out = bytes;
+    return PP_OK;
+}
+
+void gw_worker_explain(FILE *errors, const char *what, enum pp_status status,
+                       const struct gw_sequence *sequence)
+{
+    const char *node = sequence == NULL ? "" : gw_sequence_error(sequence);
+    fprintf(errors, "%s failed: %s%s%s\n", what, pp_status_name(status),
+            node[0] == '\0' ? "" : ": ", node);
+}

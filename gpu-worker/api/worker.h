@@ -1,0 +1,67 @@
+/*
+ * What every program of the worker opens: the model's file, its tokenizer, the device, the engine,
+ * and, when nodes are named, the transport and the remote. Also the options they share. On the
+ * walk: above engine. It refuses to know what is asked of the model. Threads: main; the remote owns
+ * its rpc thread. Errors go to `errors` as one clear line before the status returns.
+ */
+#ifndef PIGPEN_GPU_WORKER_API_WORKER_H
+#define PIGPEN_GPU_WORKER_API_WORKER_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include "common/base/clock.h"
+#include "common/base/options.h"
+#include "common/base/status.h"
+#include "gpu-worker/engine/engine.h"
+#include "gpu-worker/model/gguf.h"
+#include "gpu-worker/model/tokenizer.h"
+#include "gpu-worker/remote/remote.h"
+
+struct gw_worker_options {
+    const char *model;
+    const char *nodes; /* "a=127.0.0.1:7450,b=..."; "": none */
+    int shard;         /* enum gw_shard */
+    int kv_dtype;      /* index into gw_worker_kv_dtype's order */
+    uint64_t threads;
+    uint64_t context;
+    uint64_t chunk_tokens;
+    uint64_t hash_seed;
+    uint64_t node_timeout_us;
+    int log_level;
+};
+
+/* The options of these, for a program's table: writes at most GW_WORKER_OPTIONS_MAX entries. */
+#define GW_WORKER_OPTIONS_MAX 16u
+size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_option *table_out);
+
+struct gw_worker {
+    struct pp_clock clock;
+    struct gw_gguf *gguf;
+    struct gw_tokenizer *tokenizer;
+    struct gw_device *device;
+    struct gw_engine *engine;
+    struct pp_transport *transport;
+    struct gw_remote *remote; /* NULL: no nodes */
+    struct gw_remote_config remote_config;
+};
+
+/* Opens everything and waits until the nodes are ready. On failure nothing is left open. */
+PP_MUST_USE enum pp_status gw_worker_open(struct gw_worker *worker,
+                                          const struct gw_worker_options *options, FILE *errors);
+void gw_worker_close(struct gw_worker *worker);
+
+/* "name=host:port,..." or "host:port,..." to addresses. PP_INVALID_ARGUMENT with a line on errors.
+ */
+PP_MUST_USE enum pp_status gw_nodes_parse(const char *text, FILE *errors,
+                                          struct gw_node_address *nodes_out, uint32_t *count_out);
+
+/* Reads a whole file. *text_out is malloc'ed, NUL-ended behind its bytes. */
+PP_MUST_USE enum pp_status gw_file_read(const char *path, FILE *errors, char **text_out,
+                                        size_t *bytes_out);
+
+/* Says why a sequence's call failed, naming node and cause when it was a node. */
+void gw_worker_explain(FILE *errors, const char *what, enum pp_status status,
+                       const struct gw_sequence *sequence);
+
+#endif
