@@ -2,14 +2,14 @@
  * Options of a program: the walk over the sources and what they share. First thing of every main;
  * knows no option by name but the general ones.
  */
-#include "common/base/options_internal.h"
+#include "common/base/options.h"
 
 #include <ctype.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/assert.h"
+#include "common/base/options_internal.h"
 
 #define NAME_BYTES_MAX 64u
 

@@ -4,9 +4,7 @@
  */
 #include "common/obs/admin_http.h"
 
-#include <arpa/inet.h>
 #include <microhttpd.h>
-#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -33,27 +31,12 @@ struct answer {
     size_t body_bytes;
 };
 
-static bool is_local(const struct sockaddr *peer)
-{
-    if (peer->sa_family == AF_INET) {
-        struct sockaddr_in four;
-        memcpy(&four, peer, sizeof(four));
-        return ntohl(four.sin_addr.s_addr) >> 24 == 127;
-    }
-    if (peer->sa_family == AF_INET6) {
-        struct sockaddr_in6 six;
-        memcpy(&six, peer, sizeof(six));
-        return IN6_IS_ADDR_LOOPBACK(&six.sin6_addr) ||
-               (IN6_IS_ADDR_V4MAPPED(&six.sin6_addr) && six.sin6_addr.s6_addr[12] == 127);
-    }
-    return false;
-}
-
 static bool is_local_client(struct MHD_Connection *connection)
 {
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
-    return info != NULL && info->client_addr != NULL && is_local(info->client_addr);
+    return info != NULL && info->client_addr != NULL &&
+           pp_listen_is_loopback_peer(info->client_addr);
 }
 
 /* A check's result, with its lines when they are asked for or explain a refusal. */

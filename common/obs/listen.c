@@ -18,17 +18,18 @@
 #define HOST_BYTES_MAX 256
 #define BACKLOG        128
 
-static bool is_loopback(const struct sockaddr *address)
+bool pp_listen_is_loopback_peer(const struct sockaddr *peer)
 {
-    if (address->sa_family == AF_INET) {
+    if (peer->sa_family == AF_INET) {
         struct sockaddr_in four;
-        memcpy(&four, address, sizeof(four));
+        memcpy(&four, peer, sizeof(four));
         return ntohl(four.sin_addr.s_addr) >> 24 == 127;
     }
-    if (address->sa_family == AF_INET6) {
+    if (peer->sa_family == AF_INET6) {
         struct sockaddr_in6 six;
-        memcpy(&six, address, sizeof(six));
-        return IN6_IS_ADDR_LOOPBACK(&six.sin6_addr);
+        memcpy(&six, peer, sizeof(six));
+        return IN6_IS_ADDR_LOOPBACK(&six.sin6_addr) ||
+               (IN6_IS_ADDR_V4MAPPED(&six.sin6_addr) && six.sin6_addr.s6_addr[12] == 127);
     }
     return false;
 }
@@ -79,7 +80,7 @@ bool pp_listen_is_loopback(const char *address)
     }
     bool loopback = true;
     for (const struct addrinfo *at = list; at != NULL; at = at->ai_next) {
-        loopback = loopback && is_loopback(at->ai_addr);
+        loopback = loopback && pp_listen_is_loopback_peer(at->ai_addr);
     }
     freeaddrinfo(list);
     return loopback;
@@ -131,8 +132,9 @@ enum pp_status pp_listen_tcp(const char *address, struct pp_listener *listener_o
     }
     in_port_t port = bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
                                                  : ((struct sockaddr_in *)&bound)->sin_port;
-    *listener_out = (struct pp_listener){.socket = socket_fd,
-                                         .port = ntohs(port),
-                                         .loopback = is_loopback((struct sockaddr *)&bound)};
+    *listener_out =
+        (struct pp_listener){.socket = socket_fd,
+                             .port = ntohs(port),
+                             .loopback = pp_listen_is_loopback_peer((struct sockaddr *)&bound)};
     return PP_OK;
 }

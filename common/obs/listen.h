@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/socket.h>
 
 #include "common/base/status.h"
 
@@ -22,5 +23,8 @@ PP_MUST_USE enum pp_status pp_listen_tcp(const char *address, struct pp_listener
 
 /* Whether an address text names only this machine; false for one that is no address. */
 bool pp_listen_is_loopback(const char *address);
+
+/* Whether a socket's address, IPv4 (also mapped into IPv6) or IPv6, is of this machine only. */
+bool pp_listen_is_loopback_peer(const struct sockaddr *peer);
 
 #endif
