@@ -1,0 +1,34 @@
+/*
+ * The memory of an `lsh` index, private to this folder: one block, in this order, each array padded
+ * to 64 bytes: header, centre [dim] f32, norms [tokens] f16 |k - centre| (0: not representable),
+ * offsets [l][2^k] u16 (where a bucket starts in its table), ids [l][tokens] u16 sorted by bucket.
+ * 2L + 2 bytes a token and 2L 2^k bytes a segment.
+ */
+#ifndef PIGPEN_ATTN_NODE_INDEX_LSH_H
+#define PIGPEN_ATTN_NODE_INDEX_LSH_H
+
+#include <stdint.h>
+
+#include "attn-node/index/index.h"
+
+/* Rows equal to the centre have no direction: they are read for certain (u = 1). With more than
+ * this many the segment is attended exactly. */
+#define AN_LSH_CENTRAL_MAX 64u
+
+struct an_index {
+    uint32_t tokens, dim, k, l;
+    uint32_t central_count; /* above AN_LSH_CENTRAL_MAX: not listed, attend exactly */
+    uint16_t central[AN_LSH_CENTRAL_MAX];
+    const float *centre;
+    const uint16_t *norms;
+    const uint16_t *offsets;
+    const uint16_t *ids;
+};
+
+/* Rows seen in at least t of the l tables, ascending, within [begin, end), without central rows.
+ * scratch: an_lsh_scratch_bytes. Returns their number. */
+uint64_t an_lsh_scratch_bytes(uint32_t tokens, uint32_t t);
+uint32_t an_lsh_candidates(const struct an_index *index, const uint16_t *codes, uint32_t t,
+                           uint32_t begin, uint32_t end, void *scratch, uint16_t *ids_out);
+
+#endif
