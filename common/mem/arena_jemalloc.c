@@ -227,6 +227,13 @@ void pp_arena_give(struct pp_arena *arena, void *memory, uint64_t bytes)
     dallocx(memory, flags_of(arena));
 }
 
+void pp_arena_purge(struct pp_arena *arena)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "arena.%u.purge", arena->index);
+    (void)mallctl(path, NULL, NULL, NULL, 0);
+}
+
 static uint64_t read_stat(unsigned index, const char *name)
 {
     char path[64];

@@ -58,6 +58,11 @@ void pp_arena_give(struct pp_arena *arena, void *memory, uint64_t bytes)
     free(memory);
 }
 
+void pp_arena_purge(struct pp_arena *arena)
+{
+    (void)arena;
+}
+
 void pp_arena_usage(const struct pp_arena *arena, uint64_t *allocated_out, uint64_t *mapped_out)
 {
     *allocated_out = atomic_load(&arena->allocated);

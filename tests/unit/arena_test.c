@@ -62,6 +62,9 @@ static void usage_follows_what_is_taken(void **state)
     pp_arena_give(arena, memory, bytes);
     pp_arena_usage(arena, &allocated, &mapped);
     assert_int_equal(allocated, 0);
+    pp_arena_purge(arena);
+    pp_arena_usage(arena, &allocated, &mapped);
+    assert_true(mapped < 1u << 20);
     pp_arena_destroy(arena);
 }
 
