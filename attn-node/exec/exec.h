@@ -73,6 +73,7 @@ struct an_append_args {
     uint32_t crc32c; /* of payload */
     const uint8_t *payload;
     uint64_t payload_bytes;
+    enum pp_dtype dtype; /* of K and V as sent; NONE: not said */
     /* sections: NULL data when absent */
     const uint8_t *k, *v; /* [token][kv head][dim] of the part's dtype */
     uint64_t k_bytes, v_bytes;

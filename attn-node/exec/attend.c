@@ -1,0 +1,294 @@
+/*
+ * Admission of items and batches of q rows. See attend.h. A batch is as many rows as fit the memory
+ * taken at start; an item may span several.
+ */
+#include "attn-node/exec/attend_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/assert.h"
+
+enum pp_status an_attend_new(struct pp_limit *limit, struct pp_clock clock, uint32_t threads,
+                             struct an_attend **attend_out)
+{
+    uint64_t floats = 3ull * AN_LANE_FLOATS + AN_PIECE_FLOATS;
+    uint64_t bytes = (sizeof(struct an_attend) + 63u) & ~63ull;
+    uint64_t total = bytes + floats * sizeof(float) + AN_LANE_CODES * sizeof(uint16_t);
+    PP_TRY(pp_limit_reserve(limit, PP_MEMORY_SCRATCH, total));
+    uint8_t *memory = aligned_alloc(64, total);
+    if (memory == NULL) {
+        pp_limit_release(limit, PP_MEMORY_SCRATCH, total);
+        return PP_MEMORY;
+    }
+    struct an_attend *attend = (struct an_attend *)memory;
+    memset(attend, 0, sizeof(*attend));
+    attend->limit = limit;
+    attend->clock = clock;
+    attend->threads = threads;
+    attend->kernels = an_kernels_get();
+    attend->own_bytes = total;
+    attend->q = (float *)(memory + bytes);
+    attend->q_scaled = attend->q + AN_LANE_FLOATS;
+    attend->b1 = attend->q_scaled + AN_LANE_FLOATS;
+    attend->piece_floats = attend->b1 + AN_LANE_FLOATS;
+    attend->codes = (uint16_t *)(attend->piece_floats + AN_PIECE_FLOATS);
+    *attend_out = attend;
+    return PP_OK;
+}
+
+void an_attend_destroy(struct an_attend *attend)
+{
+    if (attend == NULL) {
+        return;
+    }
+    an_attend_relax(attend);
+    pp_limit_release(attend->limit, PP_MEMORY_SCRATCH, attend->own_bytes);
+    free(attend);
+}
+
+enum pp_status an_attend_prepare(struct an_attend *attend, const struct an_params *params)
+{
+    if (!an_params_samples(params)) {
+        return PP_OK;
+    }
+    uint64_t bytes =
+        (an_index_query_scratch_bytes(&params->index, PP_SEGMENT_TOKENS_MAX) + 63u) & ~63ull;
+    if (bytes <= attend->query_scratch_bytes) {
+        return PP_OK;
+    }
+    uint64_t total = bytes * attend->threads;
+    PP_TRY(pp_limit_reserve(attend->limit, PP_MEMORY_SCRATCH, total));
+    uint8_t *memory = aligned_alloc(64, total);
+    if (memory == NULL) {
+        pp_limit_release(attend->limit, PP_MEMORY_SCRATCH, total);
+        return PP_MEMORY;
+    }
+    memset(memory, 0, total);
+    an_attend_relax(attend);
+    attend->query_scratch = memory;
+    attend->query_scratch_bytes = bytes;
+    return PP_OK;
+}
+
+void an_attend_relax(struct an_attend *attend)
+{
+    pp_limit_release(attend->limit, PP_MEMORY_SCRATCH,
+                     attend->query_scratch_bytes * attend->threads);
+    free(attend->query_scratch);
+    attend->query_scratch = NULL;
+    attend->query_scratch_bytes = 0;
+}
+
+uint64_t an_attend_sampling_bytes(const struct an_attend *attend)
+{
+    return attend->query_scratch_bytes * attend->threads;
+}
+
+bool an_attend_late(struct an_attend *attend)
+{
+    if (attend->deadline_us == 0) {
+        return false;
+    }
+    if (atomic_load_explicit(&attend->late, memory_order_relaxed)) {
+        return true;
+    }
+    if (pp_clock_now_us(&attend->clock) < attend->deadline_us) {
+        return false;
+    }
+    atomic_store_explicit(&attend->late, true, memory_order_relaxed);
+    return true;
+}
+
+static void *arena_take(struct an_job *job, uint64_t bytes)
+{
+    uint64_t begin = (job->arena_used + 63u) & ~63ull;
+    if (job->arena == NULL || begin > job->arena_bytes || bytes > job->arena_bytes - begin) {
+        return NULL;
+    }
+    job->arena_used = begin + bytes;
+    return job->arena + begin;
+}
+
+static enum pp_status take_outputs(struct an_job *job, struct an_attend_item *item)
+{
+    uint64_t lanes = (uint64_t)item->q_rows * item->q_heads;
+    uint64_t mark = job->arena_used;
+    item->o = arena_take(job, lanes * item->head_dim * sizeof(float));
+    item->lse = arena_take(job, lanes * sizeof(float));
+    item->var = arena_take(job, lanes * sizeof(float));
+    item->lse_var = arena_take(job, lanes * sizeof(float));
+    item->keys_read = arena_take(job, lanes * sizeof(uint32_t));
+    if (item->o == NULL || item->lse == NULL || item->var == NULL || item->lse_var == NULL ||
+        item->keys_read == NULL) {
+        job->arena_used = mark;
+        return PP_RESOURCE_EXHAUSTED;
+    }
+    return PP_OK;
+}
+
+/* The estimator asked for: the part's, exact, or the part's named again. */
+static enum pp_status choose_estimator(const struct an_part *part, struct an_attend_item *item)
+{
+    const struct pp_estimator *own = &part->spec.estimator;
+    struct pp_estimator asked = item->estimator;
+    if (asked.kind == PP_ESTIMATOR_NONE) {
+        item->used = own->kind;
+        return PP_OK;
+    }
+    if (asked.kind == PP_EXACT) {
+        item->used = PP_EXACT;
+        return PP_OK;
+    }
+    if (asked.kind != own->kind) {
+        return PP_UNIMPLEMENTED;
+    }
+    bool same = (asked.k == 0 || asked.k == own->k) && (asked.l == 0 || asked.l == own->l) &&
+                (asked.t == 0 || asked.t == own->t);
+    item->used = own->kind;
+    return same ? PP_OK : PP_UNIMPLEMENTED;
+}
+
+static enum pp_status check_signatures(const struct an_part *part,
+                                       const struct an_attend_item *item)
+{
+    if (item->signatures == NULL) {
+        return PP_OK;
+    }
+    const struct pp_estimator *own = &part->spec.estimator;
+    uint64_t codes = (uint64_t)item->q_rows * item->q_heads * own->l;
+    if (own->kind != PP_LSH || item->signature_bytes != codes * sizeof(uint16_t)) {
+        return PP_INVALID_ARGUMENT;
+    }
+    uint16_t all = 0;
+    for (uint64_t i = 0; i < codes; i++) {
+        uint16_t code;
+        memcpy(&code, item->signatures + i * sizeof(code), sizeof(code));
+        all |= code;
+    }
+    return ((uint32_t)all >> own->k) == 0 ? PP_OK : PP_INVALID_ARGUMENT;
+}
+
+enum pp_status an_attend_admit(const struct an_part *part, uint32_t layer, enum pp_dtype q_dtype,
+                               struct an_job *job, struct an_attend_item *item)
+{
+    const struct pp_shape *shape = &part->spec.shape;
+    if (layer >= shape->layers || item->q_rows == 0 || item->q_rows > PP_ATTEND_ROWS_MAX ||
+        (item->seed_count != 0 && item->seed_count != item->q_rows)) {
+        return PP_INVALID_ARGUMENT;
+    }
+    if (pp_dtype_bytes(q_dtype) == 0) {
+        return PP_BAD_DTYPE;
+    }
+    item->q_heads = part->spec.kv_head_count * pp_shape_group(shape);
+    item->head_dim = shape->head_dim;
+    uint64_t values = (uint64_t)item->q_rows * item->q_heads * item->head_dim;
+    if (item->q == NULL || item->q_bytes != values * pp_dtype_bytes(q_dtype)) {
+        return PP_INVALID_ARGUMENT;
+    }
+    PP_TRY(choose_estimator(part, item));
+    PP_TRY(check_signatures(part, item));
+    if (item->held_tokens > an_layer_held(&part->layers[layer])) {
+        return PP_SHORT_PART;
+    }
+    if (part->layers[layer].dense) {
+        item->used = PP_EXACT;
+    }
+    item->rows_held = item->held_tokens * part->spec.kv_head_count * item->q_rows;
+    item->rows_read = 0;
+    item->flags = 0;
+    return take_outputs(job, item);
+}
+
+static void add_units(struct an_attend *attend, uint32_t task_index)
+{
+    const struct an_task *task = &attend->tasks[task_index];
+    uint32_t lanes = task->row_count * task->group;
+    for (uint32_t kv = 0; kv < task->part->spec.kv_head_count; kv++) {
+        for (uint32_t at = 0; at < lanes; at += AN_UNIT_LANES) {
+            struct an_unit *unit = &attend->units[attend->unit_count++];
+            unit->task = task_index;
+            unit->kv_head = kv;
+            unit->lane_begin = task->lane_begin + kv * lanes + at;
+            unit->lane_count = lanes - at < AN_UNIT_LANES ? lanes - at : AN_UNIT_LANES;
+        }
+    }
+}
+
+/* Adds rows of an item to the batch, as many as fit; returns how many. */
+static uint32_t add_task(struct an_attend *attend, struct an_attend_item *item,
+                         const struct an_part *part, uint32_t layer, uint32_t row_begin)
+{
+    uint32_t heads = item->q_heads;
+    uint32_t tables = item->used == PP_LSH ? part->spec.estimator.l : 0;
+    uint32_t rows = item->q_rows - row_begin;
+    uint32_t by_lanes = (AN_LANES_MAX - attend->lane_count) / heads;
+    uint32_t by_floats = (AN_LANE_FLOATS - attend->lane_floats) / (heads * item->head_dim);
+    rows = rows < by_lanes ? rows : by_lanes;
+    rows = rows < by_floats ? rows : by_floats;
+    if (tables > 0) {
+        uint32_t by_codes = (AN_LANE_CODES - attend->lane_codes) / (heads * tables);
+        rows = rows < by_codes ? rows : by_codes;
+    }
+    if (rows == 0 || attend->task_count == AN_TASKS_MAX) {
+        return 0;
+    }
+    uint32_t index = attend->task_count++;
+    struct an_task *task = &attend->tasks[index];
+    *task = (struct an_task){
+        .item = item,
+        .layer = &part->layers[layer],
+        .part = part,
+        .held = item->held_tokens,
+        .row_begin = row_begin,
+        .row_count = rows,
+        .group = pp_shape_group(&part->spec.shape),
+        .q_heads = heads,
+        .dim = item->head_dim,
+        .lane_begin = attend->lane_count,
+        .sampled = item->used != PP_EXACT,
+    };
+    for (uint32_t i = 0; i < rows * heads; i++) {
+        uint32_t lane = attend->lane_count++;
+        attend->lane_q[lane] = attend->lane_floats;
+        attend->lane_code[lane] = attend->lane_codes;
+        attend->lane_floats += item->head_dim;
+        attend->lane_codes += tables;
+    }
+    add_units(attend, index);
+    return rows;
+}
+
+static void run_batch(struct an_attend *attend, enum pp_dtype q_dtype)
+{
+    if (attend->task_count > 0) {
+        an_attend_load(attend, q_dtype);
+        an_attend_waves(attend);
+        an_attend_finish(attend);
+    }
+    attend->task_count = 0;
+    attend->unit_count = 0;
+    attend->lane_count = 0;
+    attend->lane_floats = 0;
+    attend->lane_codes = 0;
+}
+
+void an_attend_run(struct an_attend *attend, const struct an_attend_args *args,
+                   struct an_part *const *parts)
+{
+    attend->deadline_us = args->deadline_us;
+    atomic_store_explicit(&attend->late, false, memory_order_relaxed);
+    for (uint32_t i = 0; i < args->item_count; i++) {
+        struct an_attend_item *item = &args->items[i];
+        uint32_t row = 0;
+        while (item->status == PP_OK && row < item->q_rows) {
+            uint32_t added = add_task(attend, item, parts[i], args->layer, row);
+            row += added;
+            if (added == 0) {
+                PP_ASSERT(attend->task_count > 0);
+                run_batch(attend, args->q_dtype);
+            }
+        }
+    }
+    run_batch(attend, args->q_dtype);
+}

@@ -1,0 +1,106 @@
+/*
+ * What the files of attend share: the work of one batch, laid out in memory taken at start. See
+ * attend.h. A task is a run of q rows of one item; a unit is a task's kv head with some of its
+ * (q row, q head) pairs, called lanes: [q row][head of the group] per kv head; a piece is what one
+ * thread does at a time. Threads: prepared by the exec thread, pieces run on the team.
+ */
+#ifndef PIGPEN_ATTN_NODE_EXEC_ATTEND_INTERNAL_H
+#define PIGPEN_ATTN_NODE_EXEC_ATTEND_INTERNAL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "attn-node/exec/attend.h"
+
+/* Capacities do not depend on threads or memory: the order of merging must not either. */
+#define AN_LANES_MAX       4096u         /* of a batch: at least one row of 1,024 heads */
+#define AN_LANE_FLOATS     (512u << 10)  /* q, and error sums, of all lanes */
+#define AN_LANE_CODES      (1024u << 10) /* signatures of all lanes */
+#define AN_TASKS_MAX       PP_ATTEND_ITEMS_MAX
+#define AN_UNIT_LANES      64u
+#define AN_PIECES_MAX      4096u /* of a wave */
+#define AN_PIECE_LANES_MAX 16384u
+#define AN_PIECE_FLOATS    (1024u << 10) /* o, and for samples error sums, of a wave */
+#define AN_BLOCK_TOKENS    1024u
+
+struct an_task {
+    struct an_attend_item *item;
+    const struct an_layer *layer;
+    const struct an_part *part;
+    uint64_t held;
+    uint32_t row_begin, row_count; /* q rows of the item */
+    uint32_t group, q_heads, dim;
+    uint32_t lane_begin; /* lane of (kv head, row, g): lane_begin + (kv * rows + row) * group + g */
+    bool sampled;        /* indexed views are sampled */
+    bool failed;
+};
+
+struct an_unit {
+    uint32_t task;
+    uint32_t kv_head;
+    uint32_t lane_begin, lane_count;
+    uint32_t piece_begin, piece_end; /* of the wave */
+};
+
+struct an_piece {
+    const struct an_segment *segment; /* NULL: the tail's rows */
+    struct an_rows rows;
+    uint32_t begin, end; /* of rows */
+    uint32_t unit;
+    uint32_t lane_begin, lane_count;
+    uint32_t accumulator_begin;
+    bool sampled;
+    uint32_t sampled_rows; /* out */
+};
+
+struct an_lane {
+    struct an_accumulator sum; /* o points into the item's output */
+    uint32_t sampled_rows;
+    bool fall_back; /* the sample was empty */
+};
+
+struct an_attend {
+    struct pp_limit *limit;
+    struct pp_clock clock;
+    uint32_t threads;
+    const struct an_kernels *kernels;
+    uint64_t own_bytes;
+    uint8_t *query_scratch; /* [threads][query_scratch_bytes] */
+    uint64_t query_scratch_bytes;
+    /* of a batch */
+    struct an_task tasks[AN_TASKS_MAX];
+    uint32_t task_count;
+    struct an_unit units[AN_LANES_MAX];
+    uint32_t unit_count;
+    struct an_lane lanes[AN_LANES_MAX];
+    uint32_t lane_count;
+    uint32_t lane_floats, lane_codes; /* used */
+    uint32_t lane_q[AN_LANES_MAX];    /* where a lane's q begins in the float arrays */
+    uint32_t lane_code[AN_LANES_MAX]; /* and its codes */
+    float *q, *q_scaled, *b1;         /* [AN_LANE_FLOATS] */
+    uint16_t *codes;                  /* [AN_LANE_CODES] */
+    uint64_t deadline_us;
+    _Atomic bool late;
+    /* of a wave */
+    struct an_piece pieces[AN_PIECES_MAX];
+    uint32_t piece_count;
+    struct an_accumulator accumulators[AN_PIECE_LANES_MAX];
+    uint32_t accumulator_count;
+    float *piece_floats; /* [AN_PIECE_FLOATS] */
+    uint32_t piece_floats_used;
+};
+
+/* Reads and checks q, copies or makes the signatures of the batch's lanes. */
+void an_attend_load(struct an_attend *attend, enum pp_dtype q_dtype);
+
+/* Runs all pieces of the batch in waves: first what the plan says, then, for lanes whose sample
+ * came out empty, the sampled views exactly (law 2). */
+void an_attend_waves(struct an_attend *attend);
+
+/* Normalises the lanes into the items' outputs. */
+void an_attend_finish(struct an_attend *attend);
+
+/* Whether the deadline has passed; once seen, it stays. Any thread. */
+bool an_attend_late(struct an_attend *attend);
+
+#endif

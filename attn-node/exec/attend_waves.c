@@ -1,0 +1,246 @@
+/*
+ * Pieces of a batch, in waves: as many as the memory for their sums holds are computed by the team,
+ * then merged into their lanes in index order; the next wave goes on where the last one ended. The
+ * order of merging is therefore the order of the plan, whatever the number of threads.
+ * See attend_internal.h.
+ */
+#include "attn-node/exec/attend_internal.h"
+#include "common/base/assert.h"
+#include "common/run/team.h"
+
+/* Where the plan is: `at` counts lanes of the unit where a stretch is sampled or falls back, `row`
+ * the next row of an exact stretch. */
+struct cursor {
+    uint32_t unit, stretch, lane;
+    uint32_t row;
+    bool row_set;
+    bool fall_back;
+};
+
+static void next_stretch(struct cursor *cursor)
+{
+    cursor->stretch++;
+    cursor->lane = 0;
+    cursor->row_set = false;
+}
+
+static void next_unit(struct cursor *cursor)
+{
+    cursor->unit++;
+    cursor->stretch = 0;
+    cursor->lane = 0;
+    cursor->row_set = false;
+}
+
+/* The next block of rows for lanes [cursor lane, + lane_count); false when the stretch is done. */
+static bool next_block(struct cursor *cursor, const struct an_stretch *stretch,
+                       struct an_piece *piece)
+{
+    if (!cursor->row_set) {
+        cursor->row = stretch->begin;
+        cursor->row_set = true;
+    }
+    if (cursor->row >= stretch->end) {
+        return false;
+    }
+    uint32_t border = (cursor->row / AN_BLOCK_TOKENS + 1) * AN_BLOCK_TOKENS;
+    piece->begin = cursor->row;
+    piece->end = border < stretch->end ? border : stretch->end;
+    cursor->row = piece->end;
+    return true;
+}
+
+/* Fills `piece` from the stretch under the cursor; false when nothing of it is left. */
+static bool piece_of_stretch(struct an_attend *attend, struct cursor *cursor,
+                             const struct an_unit *unit, const struct an_stretch *stretch,
+                             struct an_piece *piece)
+{
+    bool indexed = stretch->segment != NULL && stretch->segment->indexed;
+    bool sampled = attend->tasks[unit->task].sampled && indexed;
+    piece->sampled = sampled && !cursor->fall_back;
+    if (cursor->fall_back) {
+        while (sampled && cursor->lane < unit->lane_count) {
+            bool wanted = attend->lanes[unit->lane_begin + cursor->lane].fall_back;
+            piece->lane_begin = unit->lane_begin + cursor->lane;
+            piece->lane_count = 1;
+            if (wanted && next_block(cursor, stretch, piece)) {
+                return true;
+            }
+            cursor->lane++;
+            cursor->row_set = false;
+        }
+        return false;
+    }
+    if (sampled) {
+        piece->begin = stretch->begin;
+        piece->end = stretch->end;
+        piece->lane_begin = unit->lane_begin + cursor->lane;
+        piece->lane_count = 1;
+        return cursor->lane++ < unit->lane_count;
+    }
+    piece->lane_begin = unit->lane_begin;
+    piece->lane_count = unit->lane_count;
+    return next_block(cursor, stretch, piece);
+}
+
+static bool next_piece(struct an_attend *attend, struct cursor *cursor, struct an_piece *piece)
+{
+    for (; cursor->unit < attend->unit_count; next_unit(cursor)) {
+        const struct an_unit *unit = &attend->units[cursor->unit];
+        const struct an_task *task = &attend->tasks[unit->task];
+        uint32_t stretches = task->failed ? 0 : an_layer_stretch_count(task->layer);
+        for (; cursor->stretch < stretches; next_stretch(cursor)) {
+            struct an_stretch stretch = an_layer_stretch(task->layer, cursor->stretch, task->held);
+            if (stretch.begin == stretch.end) {
+                break;
+            }
+            if (piece_of_stretch(attend, cursor, unit, &stretch, piece)) {
+                piece->unit = cursor->unit;
+                piece->segment = stretch.segment;
+                piece->rows =
+                    an_extent_rows(stretch.extent, task->part->params, unit->kv_head, stretch.base);
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Memory for a piece's sums; false when the wave is full. */
+static bool place_piece(struct an_attend *attend, struct an_piece *piece)
+{
+    const struct an_task *task = &attend->tasks[attend->units[piece->unit].task];
+    uint32_t floats_each = task->dim * (task->sampled ? 2u : 1u);
+    uint32_t floats = floats_each * piece->lane_count;
+    if (floats > AN_PIECE_FLOATS - attend->piece_floats_used ||
+        piece->lane_count > AN_PIECE_LANES_MAX - attend->accumulator_count) {
+        return false;
+    }
+    piece->accumulator_begin = attend->accumulator_count;
+    piece->sampled_rows = 0;
+    for (uint32_t i = 0; i < piece->lane_count; i++) {
+        float *memory = attend->piece_floats + attend->piece_floats_used;
+        struct an_accumulator *sum = &attend->accumulators[attend->accumulator_count++];
+        sum->o = memory;
+        sum->b1 = task->sampled ? memory + task->dim : NULL;
+        attend->piece_floats_used += floats_each;
+    }
+    return true;
+}
+
+static void run_piece(void *context, uint64_t index, uint32_t thread)
+{
+    struct an_attend *attend = context;
+    struct an_piece *piece = &attend->pieces[index];
+    const struct an_task *task = &attend->tasks[attend->units[piece->unit].task];
+    struct an_accumulator *sums = &attend->accumulators[piece->accumulator_begin];
+    for (uint32_t i = 0; i < piece->lane_count; i++) {
+        an_accumulator_clear(&sums[i], task->dim);
+    }
+    if (an_attend_late(attend)) {
+        return;
+    }
+    uint32_t kv_head = attend->units[piece->unit].kv_head;
+    uint32_t q_at = attend->lane_q[piece->lane_begin];
+    if (!piece->sampled) {
+        attend->kernels->attend_exact(&piece->rows, piece->begin, piece->end,
+                                      attend->q_scaled + q_at, piece->lane_count, sums);
+        return;
+    }
+    struct an_index_query query = {
+        .q = attend->q + q_at,
+        .q_scaled = attend->q_scaled + q_at,
+        .codes = attend->codes + attend->lane_code[piece->lane_begin],
+    };
+    piece->sampled_rows = an_index_attend(
+        piece->segment->index[kv_head], &piece->segment->params->index, &piece->rows, piece->begin,
+        piece->end, &query, attend->query_scratch + thread * attend->query_scratch_bytes, sums);
+}
+
+/* Merges the wave's pieces of one unit into its lanes, in order. */
+static void merge_unit(void *context, uint64_t index, uint32_t thread)
+{
+    (void)thread;
+    struct an_attend *attend = context;
+    const struct an_unit *unit = &attend->units[index];
+    uint32_t dim = attend->tasks[unit->task].dim;
+    for (uint32_t i = unit->piece_begin; i < unit->piece_end; i++) {
+        const struct an_piece *piece = &attend->pieces[i];
+        for (uint32_t j = 0; j < piece->lane_count; j++) {
+            struct an_lane *lane = &attend->lanes[piece->lane_begin + j];
+            an_accumulator_merge(&lane->sum, &attend->accumulators[piece->accumulator_begin + j],
+                                 dim);
+            lane->sampled_rows += piece->sampled_rows;
+        }
+    }
+}
+
+static void run_wave(struct an_attend *attend)
+{
+    for (uint32_t i = 0; i < attend->unit_count; i++) {
+        attend->units[i].piece_begin = 0;
+        attend->units[i].piece_end = 0;
+    }
+    for (uint32_t i = 0; i < attend->piece_count; i++) {
+        struct an_unit *unit = &attend->units[attend->pieces[i].unit];
+        if (unit->piece_end == 0) {
+            unit->piece_begin = i;
+        }
+        unit->piece_end = i + 1;
+    }
+    pp_team_for(attend->threads, attend->piece_count, run_piece, attend);
+    pp_team_for(attend->threads, attend->unit_count, merge_unit, attend);
+    attend->piece_count = 0;
+    attend->accumulator_count = 0;
+    attend->piece_floats_used = 0;
+}
+
+static void run_plan(struct an_attend *attend, bool fall_back)
+{
+    struct cursor cursor = {.fall_back = fall_back};
+    struct an_piece piece = {0};
+    while (!an_attend_late(attend) && next_piece(attend, &cursor, &piece)) {
+        if (attend->piece_count == AN_PIECES_MAX || !place_piece(attend, &piece)) {
+            run_wave(attend);
+            bool placed = place_piece(attend, &piece);
+            PP_ASSERT(placed);
+        }
+        attend->pieces[attend->piece_count++] = piece;
+    }
+    if (attend->piece_count > 0) {
+        run_wave(attend);
+    }
+}
+
+/* Whether anything of the task's prefix is sampled. */
+static bool task_has_sampled_rows(const struct an_task *task)
+{
+    for (uint32_t i = 0; i < task->layer->view_count && task->sampled; i++) {
+        const struct an_view *view = &task->layer->views[i];
+        if (view->held_begin < task->held && view->segment->indexed) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void an_attend_waves(struct an_attend *attend)
+{
+    run_plan(attend, false);
+    bool any = false;
+    for (uint32_t i = 0; i < attend->unit_count; i++) {
+        const struct an_unit *unit = &attend->units[i];
+        const struct an_task *task = &attend->tasks[unit->task];
+        if (task->failed || !task_has_sampled_rows(task)) {
+            continue;
+        }
+        for (uint32_t j = 0; j < unit->lane_count; j++) {
+            struct an_lane *lane = &attend->lanes[unit->lane_begin + j];
+            lane->fall_back = lane->sampled_rows == 0;
+            any = any || lane->fall_back;
+        }
+    }
+    if (any) {
+        run_plan(attend, true);
+    }
+}

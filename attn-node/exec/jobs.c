@@ -1,0 +1,214 @@
+/*
+ * The jobs of a token's life on a node: open, append, attend. See exec.h.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "attn-node/exec/exec_internal.h"
+#include "attn-node/kv/append.h"
+
+static void open_spec(const struct an_open_args *args, struct an_part_spec *spec_out)
+{
+    struct an_part_spec spec = {
+        .fingerprint_bytes = args->fingerprint_bytes,
+        .shape = args->shape,
+        .kv_head_begin = args->kv_head_begin,
+        .kv_head_count = args->kv_head_count,
+        .token_begin = args->token_begin,
+        .estimator = args->estimator,
+        .hash_seed = args->hash_seed,
+    };
+    memcpy(spec.sequence_id, args->sequence_id, PP_ID_BYTES);
+    memcpy(spec.part_id, args->part_id, PP_ID_BYTES);
+    uint32_t bytes = args->fingerprint_bytes;
+    memcpy(spec.fingerprint, args->fingerprint,
+           bytes < PP_FINGERPRINT_BYTES ? bytes : PP_FINGERPRINT_BYTES);
+    *spec_out = spec;
+}
+
+static void open_answer(const struct an_part *part, bool existed, struct an_open_args *args)
+{
+    args->handle = part->handle;
+    args->held_generation = part->generation;
+    args->existed = existed;
+    for (uint32_t i = 0; i < part->spec.shape.layers && args->held_tokens != NULL; i++) {
+        args->held_tokens[i] = an_layer_held(&part->layers[i]);
+    }
+}
+
+static enum pp_status open_new(struct an_exec *exec, struct an_job *job,
+                               const struct an_part_spec *spec, struct an_part **part_out)
+{
+    struct an_open_args *args = &job->open;
+    struct an_part *part;
+    enum pp_status status = an_part_new(&exec->store, spec, args->dense_layers,
+                                        args->dense_layer_count, args->reserve_bytes, &part);
+    if (status != PP_OK) {
+        an_job_explain(job, "%llu bytes asked, %llu of %llu in use",
+                       (unsigned long long)args->reserve_bytes,
+                       (unsigned long long)pp_limit_used(&exec->limit),
+                       (unsigned long long)exec->limit.bytes_max);
+        return status;
+    }
+    part->generation = args->generation;
+    status = an_attend_prepare(exec->attend, part->params);
+    if (status == PP_OK) {
+        status = an_table_add(&exec->table, part, pp_clock_now_us(&exec->config.clock));
+    }
+    if (status != PP_OK) {
+        an_part_destroy(part);
+        return status;
+    }
+    atomic_fetch_add_explicit(&exec->parts_count, 1, memory_order_relaxed);
+    *part_out = part;
+    return PP_OK;
+}
+
+enum pp_status an_exec_open(struct an_exec *exec, struct an_job *job)
+{
+    struct an_open_args *args = &job->open;
+    struct an_part_spec spec;
+    open_spec(args, &spec);
+    PP_TRY(an_part_check(&spec, args->dense_layers, args->dense_layer_count));
+    struct an_part *part = an_table_find_id(&exec->table, args->part_id);
+    if (part != NULL) {
+        PP_TRY(an_part_matches(part, &spec, args->dense_layers, args->dense_layer_count));
+        PP_TRY(
+            an_table_find(&exec->table, part->handle, pp_clock_now_us(&exec->config.clock), &part));
+        open_answer(part, true, args);
+        return PP_OK;
+    }
+    const struct an_part *sibling = an_table_find_sequence(&exec->table, args->sequence_id);
+    if (sibling != NULL &&
+        (sibling->spec.fingerprint_bytes != spec.fingerprint_bytes ||
+         memcmp(sibling->spec.fingerprint, spec.fingerprint, spec.fingerprint_bytes) != 0)) {
+        an_job_explain(job, "the sequence is held here for another model");
+        return PP_MODEL_MISMATCH;
+    }
+    PP_TRY(open_new(exec, job, &spec, &part));
+    open_answer(part, false, args);
+    return PP_OK;
+}
+
+static struct an_append append_of(const struct an_append_args *args)
+{
+    return (struct an_append){
+        .start = args->start,
+        .count = args->count,
+        .bulk = args->bulk,
+        .checksum_given = args->checksum_given,
+        .crc32c = args->crc32c,
+        .payload = args->payload,
+        .payload_bytes = args->payload_bytes,
+        .dtype = args->dtype,
+        .k = args->k,
+        .v = args->v,
+        .k_bytes = args->k_bytes,
+        .v_bytes = args->v_bytes,
+        .segment_given = args->segment_given,
+        .segment_begin = args->segment_begin,
+        .segment_count = args->segment_count,
+        .signatures = args->signatures,
+        .signature_bytes = args->signature_bytes,
+        .centre = args->centre,
+        .centre_bytes = args->centre_bytes,
+    };
+}
+
+static void append_count(struct an_exec *exec, struct an_part *part, uint64_t added)
+{
+    struct an_exec_stats *stats = &exec->stats;
+    if (stats->tokens_appended != NULL) {
+        pp_stat_add(stats->tokens_appended, (double)added);
+        pp_stat_add(stats->append_duplicates, added == 0 ? 1 : 0);
+    }
+    an_exec_count_tokens(exec, part);
+}
+
+enum pp_status an_exec_append(struct an_exec *exec, struct an_job *job)
+{
+    struct an_append_args *args = &job->append;
+    struct an_part *part;
+    PP_TRY(an_exec_find(exec, &args->part, false, &part));
+    if (args->layer >= part->spec.shape.layers) {
+        an_job_explain(job, "layer %u of %u", args->layer, part->spec.shape.layers);
+        return PP_INVALID_ARGUMENT;
+    }
+    struct an_layer *layer = &part->layers[args->layer];
+    struct an_append append = append_of(args);
+    const char *why = NULL;
+    enum pp_status status = an_append_check(part->params, &append, &why);
+    if (status != PP_OK) {
+        an_job_explain(job, "%s", why != NULL ? why : "");
+        return status;
+    }
+    uint64_t held = an_layer_held(layer);
+    args->held_tokens = held;
+    if (append.start <= held && held - append.start < append.count) {
+        an_part_use_reserve(part, 2 * part->params->row_bytes * part->params->kv_heads *
+                                      (append.start + append.count - held));
+    }
+    status = an_append_apply(layer, &append, &args->duplicate);
+    if (status != PP_OK) {
+        an_job_explain(job, "layer %u holds %llu tokens", args->layer, (unsigned long long)held);
+        return status;
+    }
+    args->held_tokens = an_layer_held(layer);
+    append_count(exec, part, args->held_tokens - held);
+    return PP_OK;
+}
+
+static void attend_count(struct an_exec *exec, const struct an_attend_args *args)
+{
+    struct an_exec_stats *stats = &exec->stats;
+    for (uint32_t i = 0; i < args->item_count && stats->rows_read != NULL; i++) {
+        const struct an_attend_item *item = &args->items[i];
+        if (item->status != PP_OK) {
+            continue;
+        }
+        pp_stat_add(stats->rows_read, (double)item->rows_read);
+        pp_stat_add(stats->rows_held, (double)item->rows_held);
+        if (item->used == PP_LSH) {
+            double norm = 0;
+            for (uint32_t j = 0; j < item->head_dim; j++) {
+                norm += (double)item->o[j] * (double)item->o[j];
+            }
+            pp_stat_observe(stats->rel_err_lsh, norm > 0 ? sqrt((double)item->var[0] / norm) : 0);
+        }
+    }
+}
+
+enum pp_status an_exec_attend(struct an_exec *exec, struct an_job *job)
+{
+    struct an_attend_args *args = &job->attend;
+    if (args->item_count > PP_ATTEND_ITEMS_MAX) {
+        an_job_explain(job, "%u items", args->item_count);
+        return PP_INVALID_ARGUMENT;
+    }
+    uint64_t start_us = pp_clock_now_us(&exec->config.clock);
+    if (exec->stats.stage_queue != NULL && start_us >= job->received_us) {
+        pp_stat_observe(exec->stats.stage_queue, (double)(start_us - job->received_us) * 1e-6);
+    }
+    if (args->deadline_us != 0 && start_us >= args->deadline_us) {
+        for (uint32_t i = 0; i < args->item_count; i++) {
+            args->items[i].status = PP_DEADLINE_EXCEEDED;
+        }
+        return PP_DEADLINE_EXCEEDED;
+    }
+    for (uint32_t i = 0; i < args->item_count; i++) {
+        struct an_attend_item *item = &args->items[i];
+        exec->item_parts[i] = NULL;
+        item->status = an_exec_find(exec, &item->part, false, &exec->item_parts[i]);
+        if (item->status == PP_OK) {
+            item->status =
+                an_attend_admit(exec->item_parts[i], args->layer, args->q_dtype, job, item);
+        }
+    }
+    an_attend_run(exec->attend, args, exec->item_parts);
+    if (exec->stats.stage_scan != NULL) {
+        uint64_t end_us = pp_clock_now_us(&exec->config.clock);
+        pp_stat_observe(exec->stats.stage_scan, (double)(end_us - start_us) * 1e-6);
+    }
+    attend_count(exec, args);
+    return PP_OK;
+}

@@ -1,0 +1,144 @@
+/*
+ * What an append is refused for before anything held is looked at. See append.h. Every value here
+ * came from a peer: sizes are compared as products in 64 bits, nothing is read past what was sent.
+ */
+#include "attn-node/kv/append.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "common/base/crc32c.h"
+
+static enum pp_status refuse(enum pp_status status, const char *detail, const char **detail_out)
+{
+    if (detail_out != NULL) {
+        *detail_out = detail;
+    }
+    return status;
+}
+
+static enum pp_status check_range(const struct an_append *append, const char **detail_out)
+{
+    if (append->count == 0) {
+        return refuse(PP_INVALID_ARGUMENT, "count is 0", detail_out);
+    }
+    if (append->count > PP_APPEND_TOKENS_MAX) {
+        return refuse(PP_INVALID_ARGUMENT, "count is above 65,472", detail_out);
+    }
+    if (append->start > PP_TOKENS_PER_PART_MAX ||
+        append->count > PP_TOKENS_PER_PART_MAX - append->start) {
+        return refuse(PP_INVALID_ARGUMENT, "start + count is above the tokens of a part",
+                      detail_out);
+    }
+    return PP_OK;
+}
+
+static enum pp_status check_sizes(const struct an_params *params, const struct an_append *append,
+                                  const char **detail_out)
+{
+    if (append->dtype != PP_DTYPE_NONE && append->dtype != params->dtype) {
+        if (pp_dtype_bytes(append->dtype) == 0) {
+            return refuse(PP_BAD_DTYPE, "the dtype is unknown", detail_out);
+        }
+        return refuse(PP_MODEL_MISMATCH, "the dtype is not the part's", detail_out);
+    }
+    uint64_t row_values = (uint64_t)params->kv_heads * params->dim;
+    uint64_t bytes = append->count * row_values * pp_dtype_bytes(params->dtype);
+    if (append->k == NULL || append->v == NULL || append->k_bytes != bytes ||
+        append->v_bytes != bytes) {
+        return refuse(PP_INVALID_ARGUMENT, "K and V must have count x kv heads x dim values each",
+                      detail_out);
+    }
+    return PP_OK;
+}
+
+static enum pp_status check_codes(const struct an_params *params, const struct an_append *append,
+                                  const char **detail_out)
+{
+    const struct pp_estimator *estimator = &params->index.estimator;
+    if (estimator->kind != PP_LSH) {
+        return refuse(PP_INVALID_ARGUMENT, "signatures are for lsh", detail_out);
+    }
+    uint64_t codes = (uint64_t)append->count * params->kv_heads * estimator->l;
+    if (append->signature_bytes != codes * sizeof(uint16_t)) {
+        return refuse(PP_INVALID_ARGUMENT, "signatures must have count x kv heads x l codes",
+                      detail_out);
+    }
+    /* A code is an index into 2^k buckets. */
+    uint16_t all = 0;
+    for (uint64_t i = 0; i < codes; i++) {
+        uint16_t code;
+        memcpy(&code, append->signatures + i * sizeof(code), sizeof(code));
+        all |= code;
+    }
+    if (((uint32_t)all >> estimator->k) != 0) {
+        return refuse(PP_INVALID_ARGUMENT, "a signature has bits above k", detail_out);
+    }
+    return PP_OK;
+}
+
+static enum pp_status check_segment(const struct an_params *params, const struct an_append *append,
+                                    const char **detail_out)
+{
+    if (!append->segment_given) {
+        if (append->signatures != NULL || append->centre != NULL) {
+            return refuse(PP_INVALID_ARGUMENT, "signatures and centre need a segment", detail_out);
+        }
+        return PP_OK;
+    }
+    if (append->segment_count == 0 || append->segment_count > PP_SEGMENT_TOKENS_MAX ||
+        append->segment_begin > append->start ||
+        append->start - append->segment_begin + append->count > append->segment_count) {
+        return refuse(PP_INVALID_ARGUMENT, "the rows do not lie in their segment", detail_out);
+    }
+    uint64_t values = (uint64_t)params->kv_heads * params->dim;
+    if (append->centre != NULL) {
+        if (append->centre_bytes != values * sizeof(float)) {
+            return refuse(PP_INVALID_ARGUMENT, "a centre has kv heads x dim f32", detail_out);
+        }
+        for (uint64_t i = 0; i < values; i++) {
+            float value;
+            memcpy(&value, append->centre + i * sizeof(value), sizeof(value));
+            if (!(fabsf(value) <= PP_MAGNITUDE_MAX)) {
+                return refuse(PP_NON_FINITE, "a centre is not finite", detail_out);
+            }
+        }
+    }
+    if (append->signatures == NULL) {
+        return PP_OK;
+    }
+    if (append->centre == NULL) {
+        return refuse(PP_INVALID_ARGUMENT, "signatures need a centre", detail_out);
+    }
+    return check_codes(params, append, detail_out);
+}
+
+/* Values of an unaligned section, a piece at a time through aligned memory. */
+static enum pp_status check_values(enum pp_dtype dtype, const uint8_t *values, uint64_t bytes)
+{
+    uint64_t piece[512];
+    for (uint64_t offset = 0; offset < bytes; offset += sizeof(piece)) {
+        uint64_t left = bytes - offset;
+        uint64_t take = left < sizeof(piece) ? left : sizeof(piece);
+        memcpy(piece, values + offset, take);
+        PP_TRY(pp_dtype_check_finite(dtype, piece, take / pp_dtype_bytes(dtype)));
+    }
+    return PP_OK;
+}
+
+enum pp_status an_append_check(const struct an_params *params, const struct an_append *append,
+                               const char **detail_out)
+{
+    PP_TRY(check_range(append, detail_out));
+    PP_TRY(check_sizes(params, append, detail_out));
+    PP_TRY(check_segment(params, append, detail_out));
+    if (append->checksum_given &&
+        pp_crc32c(0, append->payload, append->payload_bytes) != append->crc32c) {
+        return refuse(PP_CHECKSUM, "the payload's CRC-32C differs", detail_out);
+    }
+    if (check_values(params->dtype, append->k, append->k_bytes) != PP_OK ||
+        check_values(params->dtype, append->v, append->v_bytes) != PP_OK) {
+        return refuse(PP_NON_FINITE, "a value is not finite or above 2^40", detail_out);
+    }
+    return PP_OK;
+}

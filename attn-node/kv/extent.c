@@ -1,0 +1,134 @@
+/*
+ * Extents: where K/V rows live. See extent.h. Sizes are 64-bit throughout: 64 kv heads of dim 256
+ * reserve more than 4 GiB.
+ */
+#include "attn-node/kv/extent.h"
+
+#include <stdlib.h>
+
+#include "common/base/assert.h"
+
+#define GRANULE_BYTES_MIN (16ull << 10)
+
+static uint64_t round_up(uint64_t value, uint64_t multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+/* The committed size for `used` bytes of a kv head: a granule is a power of two near used / 8, so
+ * that at most an eighth is unused once the part is larger than a few granules. */
+static uint64_t committed_target(uint64_t used_bytes, uint64_t head_bytes)
+{
+    uint64_t granule = GRANULE_BYTES_MIN;
+    while (granule < PP_HUGE_PAGE_BYTES && granule * 16 <= used_bytes) {
+        granule *= 2;
+    }
+    uint64_t target = round_up(used_bytes, granule);
+    return target < head_bytes ? target : head_bytes;
+}
+
+enum pp_status an_extent_new(const struct an_params *params, struct an_extent **extent_out)
+{
+    struct an_store *store = params->store;
+    PP_TRY(pp_limit_reserve(store->limit, PP_MEMORY_KV, sizeof(struct an_extent)));
+    struct an_extent *extent = calloc(1, sizeof(*extent));
+    if (extent == NULL) {
+        goto err_reserve;
+    }
+    extent->store = store;
+    extent->row_bytes = params->row_bytes;
+    extent->kv_heads = params->kv_heads;
+    extent->references = 1;
+    /* Each kv head begins on a huge page when it is larger than one. */
+    uint64_t rows_bytes = AN_EXTENT_ROWS * params->row_bytes;
+    extent->head_bytes = round_up(rows_bytes, PP_HUGE_PAGE_BYTES);
+    void *base;
+    if (pp_pages_reserve(extent->head_bytes * extent->kv_heads, &base) != PP_OK) {
+        goto err_extent;
+    }
+    extent->base = base;
+    *extent_out = extent;
+    return PP_OK;
+err_extent:
+    free(extent);
+err_reserve:
+    pp_limit_release(store->limit, PP_MEMORY_KV, sizeof(struct an_extent));
+    return PP_MEMORY;
+}
+
+void an_extent_acquire(struct an_extent *extent)
+{
+    extent->references++;
+}
+
+void an_extent_release(struct an_extent *extent)
+{
+    if (extent == NULL) {
+        return;
+    }
+    PP_ASSERT(extent->references > 0);
+    extent->references--;
+    if (extent->references > 0) {
+        return;
+    }
+    struct pp_limit *limit = extent->store->limit;
+    pp_pages_free(extent->base, extent->head_bytes * extent->kv_heads);
+    pp_limit_release(limit, PP_MEMORY_KV,
+                     extent->committed_bytes * extent->kv_heads + sizeof(*extent));
+    free(extent);
+}
+
+static void extent_decommit(struct an_extent *extent, uint32_t heads, uint64_t begin, uint64_t end)
+{
+    for (uint32_t head = 0; head < heads; head++) {
+        uint64_t offset = head * extent->head_bytes;
+        pp_pages_decommit(extent->base, offset + begin, offset + end);
+    }
+}
+
+enum pp_status an_extent_commit(struct an_extent *extent, uint32_t rows)
+{
+    PP_ASSERT(rows <= AN_EXTENT_ROWS);
+    uint64_t used_bytes = rows * extent->row_bytes;
+    uint64_t begin = extent->committed_bytes;
+    if (used_bytes <= begin) {
+        return PP_OK;
+    }
+    struct an_store *store = extent->store;
+    uint64_t end = committed_target(used_bytes, extent->head_bytes);
+    uint64_t charge = (end - begin) * extent->kv_heads;
+    if (pp_limit_reserve(store->limit, PP_MEMORY_KV, charge) != PP_OK) {
+        /* Near the limit take only what is needed. */
+        end = round_up(used_bytes, PP_PAGE_BYTES);
+        charge = (end - begin) * extent->kv_heads;
+        PP_TRY(pp_limit_reserve(store->limit, PP_MEMORY_KV, charge));
+    }
+    /* A huge page that was filled piecemeal is committed once more as a whole: pages.h asks for
+     * huge pages only on blocks that one commit fills. */
+    uint64_t block_begin = begin / PP_HUGE_PAGE_BYTES * PP_HUGE_PAGE_BYTES;
+    uint64_t from = end - block_begin >= PP_HUGE_PAGE_BYTES ? block_begin : begin;
+    for (uint32_t head = 0; head < extent->kv_heads; head++) {
+        uint64_t offset = head * extent->head_bytes;
+        enum pp_status status =
+            pp_pages_commit(extent->base, offset + from, offset + end, store->hugepages);
+        if (status != PP_OK) {
+            extent_decommit(extent, head, begin, end);
+            pp_limit_release(store->limit, PP_MEMORY_KV, charge);
+            return status;
+        }
+    }
+    extent->committed_bytes = end;
+    return PP_OK;
+}
+
+void an_extent_trim(struct an_extent *extent)
+{
+    uint64_t keep = round_up(extent->filled * extent->row_bytes, PP_PAGE_BYTES);
+    if (keep >= extent->committed_bytes) {
+        return;
+    }
+    extent_decommit(extent, extent->kv_heads, keep, extent->committed_bytes);
+    pp_limit_release(extent->store->limit, PP_MEMORY_KV,
+                     (extent->committed_bytes - keep) * extent->kv_heads);
+    extent->committed_bytes = keep;
+}

@@ -1,0 +1,65 @@
+/*
+ * A contiguous region of 65,472 rows [K|V] for every kv head of one layer of a part. Address space
+ * is reserved at once, memory is committed as rows arrive, charged to the limit before it is used;
+ * so rows never move and pointers to them stay good. The layer that writes it and every segment cut
+ * out of it hold a reference; only the writer moves `filled`.
+ * On the walk: kv/append writes, exec/attend and the builder read. It refuses to know segments.
+ * Threads: the exec thread; rows below `filled` that a reader was given are read by any.
+ */
+#ifndef PIGPEN_ATTN_NODE_KV_EXTENT_H
+#define PIGPEN_ATTN_NODE_KV_EXTENT_H
+
+#include <stdint.h>
+
+#include "attn-node/kernels/kernels.h"
+#include "attn-node/kv/params.h"
+#include "common/base/limits.h"
+
+#define AN_EXTENT_ROWS PP_SEGMENT_TOKENS_MAX
+
+struct an_extent {
+    struct an_store *store;
+    uint8_t *base; /* kv head h at base + h * head_bytes */
+    uint64_t head_bytes;
+    uint64_t row_bytes;
+    uint64_t committed_bytes; /* of each kv head, whole pages */
+    uint32_t kv_heads;
+    uint32_t filled; /* rows in use */
+    uint32_t references;
+};
+
+/* Address space only. PP_MEMORY. */
+PP_MUST_USE enum pp_status an_extent_new(const struct an_params *params,
+                                         struct an_extent **extent_out);
+void an_extent_acquire(struct an_extent *extent);
+/* NULL is accepted. The last one frees the memory. */
+void an_extent_release(struct an_extent *extent);
+
+/* Makes rows [0, rows) of every kv head usable. Commits in granules of an eighth of what is in use,
+ * 16 KiB to 2 MiB. PP_MEMORY: nothing changed. */
+PP_MUST_USE enum pp_status an_extent_commit(struct an_extent *extent, uint32_t rows);
+
+/* Gives the memory past `filled` back: the writer has left. */
+void an_extent_trim(struct an_extent *extent);
+
+static inline uint8_t *an_extent_row(const struct an_extent *extent, uint32_t kv_head, uint32_t row)
+{
+    return extent->base + kv_head * extent->head_bytes + row * extent->row_bytes;
+}
+
+/* Rows of a kv head from row `begin` on, as kernels see them. */
+static inline struct an_rows an_extent_rows(const struct an_extent *extent,
+                                            const struct an_params *params, uint32_t kv_head,
+                                            uint32_t begin)
+{
+    struct an_rows rows = {
+        .base = an_extent_row(extent, kv_head, begin),
+        .row_bytes = params->row_bytes,
+        .v_offset = params->v_offset,
+        .dim = params->dim,
+        .dtype = params->dtype,
+    };
+    return rows;
+}
+
+#endif

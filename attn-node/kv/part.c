@@ -1,0 +1,246 @@
+/*
+ * Parts. See part.h.
+ */
+#include "attn-node/kv/part.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "attn-node/kv/fork.h"
+#include "attn-node/kv/truncate.h"
+#include "common/base/assert.h"
+
+enum pp_status an_part_check(struct an_part_spec *spec, const uint32_t *dense_layers,
+                             uint32_t dense_layer_count)
+{
+    PP_TRY(pp_shape_check(&spec->shape));
+    if (spec->kv_head_count == 0 || spec->kv_head_begin >= spec->shape.kv_heads ||
+        spec->kv_head_count > spec->shape.kv_heads - spec->kv_head_begin) {
+        return PP_BAD_SHAPE;
+    }
+    if (spec->fingerprint_bytes > PP_FINGERPRINT_BYTES ||
+        spec->token_begin > PP_TOKENS_PER_PART_MAX || dense_layer_count > spec->shape.layers) {
+        return PP_INVALID_ARGUMENT;
+    }
+    for (uint32_t i = 0; i < dense_layer_count; i++) {
+        if (dense_layers[i] >= spec->shape.layers) {
+            return PP_INVALID_ARGUMENT;
+        }
+    }
+    return pp_estimator_resolve(&spec->estimator);
+}
+
+/* A part of `spec` with empty layers; takes a reference to params. */
+static enum pp_status part_make(const struct an_part_spec *spec, struct an_params *params,
+                                struct an_part **part_out)
+{
+    struct pp_limit *limit = params->store->limit;
+    uint64_t bytes = sizeof(struct an_part) + spec->shape.layers * sizeof(struct an_layer);
+    PP_TRY(pp_limit_reserve(limit, PP_MEMORY_KV, bytes));
+    struct an_part *part = calloc(1, bytes);
+    if (part == NULL) {
+        pp_limit_release(limit, PP_MEMORY_KV, bytes);
+        return PP_MEMORY;
+    }
+    part->spec = *spec;
+    part->own_charge = bytes;
+    part->truncate_held_tokens = UINT64_MAX; /* none yet */
+    part->layers = (struct an_layer *)(part + 1);
+    part->params = params;
+    an_params_acquire(params);
+    for (uint32_t i = 0; i < spec->shape.layers; i++) {
+        an_layer_init(&part->layers[i], params, false);
+    }
+    *part_out = part;
+    return PP_OK;
+}
+
+enum pp_status an_part_new(struct an_store *store, const struct an_part_spec *spec,
+                           const uint32_t *dense_layers, uint32_t dense_layer_count,
+                           uint64_t reserve_bytes, struct an_part **part_out)
+{
+    PP_TRY(pp_limit_reserve(store->limit, PP_MEMORY_KV, reserve_bytes));
+    struct an_params *params;
+    enum pp_status status =
+        an_params_new(store, &spec->estimator, spec->hash_seed, spec->kv_head_count,
+                      spec->shape.head_dim, spec->shape.kv_dtype, &params);
+    if (status != PP_OK) {
+        goto err_reserve;
+    }
+    struct an_part *part;
+    status = part_make(spec, params, &part);
+    an_params_release(params);
+    if (status != PP_OK) {
+        goto err_reserve;
+    }
+    part->reserved_bytes = reserve_bytes;
+    for (uint32_t i = 0; i < dense_layer_count; i++) {
+        part->layers[dense_layers[i]].dense = true;
+    }
+    *part_out = part;
+    return PP_OK;
+err_reserve:
+    pp_limit_release(store->limit, PP_MEMORY_KV, reserve_bytes);
+    return status;
+}
+
+enum pp_status an_part_fork(const struct an_part *from, const uint8_t *sequence_id,
+                            const uint8_t *part_id, uint64_t held_tokens, uint64_t generation,
+                            struct an_part **part_out)
+{
+    for (uint32_t i = 0; i < from->spec.shape.layers; i++) {
+        if (an_layer_held(&from->layers[i]) < held_tokens) {
+            return PP_SHORT_PART;
+        }
+    }
+    struct an_part_spec spec = from->spec;
+    memcpy(spec.sequence_id, sequence_id, PP_ID_BYTES);
+    memcpy(spec.part_id, part_id, PP_ID_BYTES);
+    struct an_part *part;
+    PP_TRY(part_make(&spec, from->params, &part));
+    part->generation = generation;
+    part->forked = true;
+    part->fork_source = from->handle;
+    part->fork_held_tokens = held_tokens;
+    part->fork_generation = generation;
+    for (uint32_t i = 0; i < spec.shape.layers; i++) {
+        part->layers[i].dense = from->layers[i].dense;
+        enum pp_status status = an_fork_layer(&from->layers[i], held_tokens, &part->layers[i]);
+        if (status != PP_OK) {
+            an_part_destroy(part);
+            return status;
+        }
+    }
+    *part_out = part;
+    return PP_OK;
+}
+
+void an_part_destroy(struct an_part *part)
+{
+    if (part == NULL) {
+        return;
+    }
+    struct an_params *params = part->params;
+    for (uint32_t i = 0; i < part->spec.shape.layers; i++) {
+        an_layer_deinit(&part->layers[i]);
+    }
+    pp_limit_release(params->store->limit, PP_MEMORY_KV, part->reserved_bytes + part->own_charge);
+    free(part);
+    an_params_release(params);
+}
+
+static bool model_equal(const struct an_part_spec *one, const struct an_part_spec *other)
+{
+    const struct pp_shape *a = &one->shape, *b = &other->shape;
+    return one->fingerprint_bytes == other->fingerprint_bytes &&
+           memcmp(one->fingerprint, other->fingerprint, one->fingerprint_bytes) == 0 &&
+           a->layers == b->layers && a->q_heads == b->q_heads && a->kv_heads == b->kv_heads &&
+           a->head_dim == b->head_dim && a->scale == b->scale && a->kv_dtype == b->kv_dtype &&
+           one->hash_seed == other->hash_seed;
+}
+
+static bool dense_equal(const struct an_part *part, const uint32_t *dense_layers,
+                        uint32_t dense_layer_count)
+{
+    uint32_t dense_count = 0;
+    for (uint32_t i = 0; i < part->spec.shape.layers; i++) {
+        dense_count += part->layers[i].dense ? 1u : 0u;
+    }
+    uint32_t named = 0;
+    for (uint32_t i = 0; i < dense_layer_count; i++) {
+        bool again = false;
+        for (uint32_t j = 0; j < i; j++) {
+            again = again || dense_layers[j] == dense_layers[i];
+        }
+        if (!part->layers[dense_layers[i]].dense) {
+            return false;
+        }
+        named += again ? 0u : 1u;
+    }
+    return named == dense_count;
+}
+
+enum pp_status an_part_matches(const struct an_part *part, const struct an_part_spec *spec,
+                               const uint32_t *dense_layers, uint32_t dense_layer_count)
+{
+    const struct an_part_spec *own = &part->spec;
+    if (!model_equal(own, spec)) {
+        return PP_MODEL_MISMATCH;
+    }
+    bool same =
+        memcmp(own->sequence_id, spec->sequence_id, PP_ID_BYTES) == 0 &&
+        own->kv_head_begin == spec->kv_head_begin && own->kv_head_count == spec->kv_head_count &&
+        own->token_begin == spec->token_begin && own->estimator.kind == spec->estimator.kind &&
+        own->estimator.k == spec->estimator.k && own->estimator.l == spec->estimator.l &&
+        own->estimator.t == spec->estimator.t && dense_equal(part, dense_layers, dense_layer_count);
+    return same ? PP_OK : PP_PART_EXISTS;
+}
+
+enum pp_status an_part_truncate(struct an_part *part, uint64_t expected, uint64_t new_generation,
+                                uint64_t held_tokens)
+{
+    if (new_generation <= expected) {
+        return PP_INVALID_ARGUMENT;
+    }
+    if (part->generation == new_generation && part->truncate_held_tokens == held_tokens) {
+        return PP_OK; /* done before; what was appended since stays */
+    }
+    if (part->generation != expected) {
+        return PP_STALE_GENERATION;
+    }
+    for (uint32_t i = 0; i < part->spec.shape.layers; i++) {
+        an_truncate_layer(&part->layers[i], held_tokens);
+    }
+    part->generation = new_generation;
+    part->truncate_held_tokens = held_tokens;
+    return PP_OK;
+}
+
+enum pp_status an_part_seal(struct an_part *part, const uint32_t *layers, uint32_t layer_count,
+                            uint64_t *segments_out)
+{
+    uint32_t total = layer_count > 0 ? layer_count : part->spec.shape.layers;
+    uint64_t segments = 0;
+    for (uint32_t i = 0; i < total; i++) {
+        struct an_layer *layer = &part->layers[layer_count > 0 ? layers[i] : i];
+        uint32_t before = layer->view_count;
+        PP_TRY(an_layer_seal(layer));
+        an_layer_schedule(layer, before);
+        an_layer_account_tail(layer);
+        segments += layer->view_count - before;
+    }
+    *segments_out = segments;
+    return PP_OK;
+}
+
+void an_part_use_reserve(struct an_part *part, uint64_t bytes)
+{
+    uint64_t used = bytes < part->reserved_bytes ? bytes : part->reserved_bytes;
+    pp_limit_release(part->params->store->limit, PP_MEMORY_KV, used);
+    part->reserved_bytes -= used;
+}
+
+uint64_t an_part_bytes(const struct an_part *part)
+{
+    const struct an_params *params = part->params;
+    uint64_t bytes = part->own_charge + part->reserved_bytes + params->charged_bytes;
+    for (uint32_t i = 0; i < part->spec.shape.layers; i++) {
+        const struct an_layer *layer = &part->layers[i];
+        bytes += layer->tail_index_charge + layer->staging.codes_bytes +
+                 layer->staging.centre_bytes + layer->view_capacity * sizeof(struct an_view);
+        const struct an_extent *last = NULL;
+        for (uint32_t j = 0; j < layer->view_count; j++) {
+            const struct an_segment *segment = layer->views[j].segment;
+            bytes += segment->index_charge + segment->own_charge + segment->build.codes_bytes;
+            if (segment->extent != last && segment->extent != layer->extent) {
+                last = segment->extent;
+                bytes += last->committed_bytes * last->kv_heads + sizeof(*last);
+            }
+        }
+        if (layer->extent != NULL) {
+            bytes +=
+                layer->extent->committed_bytes * layer->extent->kv_heads + sizeof(*layer->extent);
+        }
+    }
+    return bytes;
+}

@@ -1,0 +1,90 @@
+/*
+ * A part: what one open gave a node of a sequence. Its identity, its generation, its lease, and one
+ * layer of held tokens for each layer of the model. All sizes and rules are fixed at open.
+ * On the walk: exec > table > part > layer. It refuses to know how requests travel.
+ * Threads: the exec thread.
+ */
+#ifndef PIGPEN_ATTN_NODE_KV_PART_H
+#define PIGPEN_ATTN_NODE_KV_PART_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "attn-node/kv/layer.h"
+#include "common/base/limits.h"
+
+/* What an open says; compared whole when the same part id is opened again. */
+struct an_part_spec {
+    uint8_t sequence_id[PP_ID_BYTES];
+    uint8_t part_id[PP_ID_BYTES];
+    uint8_t fingerprint[PP_FINGERPRINT_BYTES];
+    uint32_t fingerprint_bytes;
+    struct pp_shape shape;
+    uint32_t kv_head_begin, kv_head_count;
+    uint64_t token_begin;
+    struct pp_estimator estimator; /* resolved */
+    uint64_t hash_seed;
+};
+
+struct an_part {
+    struct an_part_spec spec;
+    uint64_t handle;
+    uint64_t generation;
+    struct an_params *params;
+    struct an_layer *layers; /* [spec.shape.layers] */
+    uint64_t longest;        /* held tokens of the longest layer, as counted by the owner */
+    uint64_t reserved_bytes; /* kept free for the part's first rows; shrinks as they come */
+    uint64_t own_charge;
+    bool forked; /* by this fork, for asking again */
+    uint64_t fork_source, fork_held_tokens, fork_generation;
+    /* The last truncate, for asking again. */
+    uint64_t truncate_held_tokens;
+    /* Links of the table. */
+    uint64_t lease_end_us;
+    struct an_part *lease_older, *lease_newer;
+    struct an_part *next_by_handle, *next_by_id;
+};
+
+/* Checks what a peer said: shape, kv heads in range, dense layers below layers, estimator (resolved
+ * in place). PP_BAD_SHAPE, PP_BAD_DTYPE, PP_INVALID_ARGUMENT, PP_UNIMPLEMENTED. */
+PP_MUST_USE enum pp_status an_part_check(struct an_part_spec *spec, const uint32_t *dense_layers,
+                                         uint32_t dense_layer_count);
+
+/* A new, empty part of a checked spec. reserve_bytes are taken from the limit and kept for its
+ * rows. PP_MEMORY. */
+PP_MUST_USE enum pp_status an_part_new(struct an_store *store, const struct an_part_spec *spec,
+                                       const uint32_t *dense_layers, uint32_t dense_layer_count,
+                                       uint64_t reserve_bytes, struct an_part **part_out);
+
+/* A part that shares the first held_tokens of every layer of `from`, under other ids. PP_SHORT_PART
+ * when a layer is shorter, PP_MEMORY. */
+PP_MUST_USE enum pp_status an_part_fork(const struct an_part *from, const uint8_t *sequence_id,
+                                        const uint8_t *part_id, uint64_t held_tokens,
+                                        uint64_t generation, struct an_part **part_out);
+void an_part_destroy(struct an_part *part);
+
+/* PP_OK when an open with this spec means this part; PP_MODEL_MISMATCH (fingerprint, shape, dtype,
+ * seed), PP_PART_EXISTS (anything else). */
+PP_MUST_USE enum pp_status an_part_matches(const struct an_part *part,
+                                           const struct an_part_spec *spec,
+                                           const uint32_t *dense_layers,
+                                           uint32_t dense_layer_count);
+
+/* Cuts every layer to held_tokens under the generation rule: from `expected` to new_generation,
+ * which must be higher; asked again after it was done: PP_OK and nothing happens.
+ * PP_STALE_GENERATION, PP_INVALID_ARGUMENT. */
+PP_MUST_USE enum pp_status an_part_truncate(struct an_part *part, uint64_t expected,
+                                            uint64_t new_generation, uint64_t held_tokens);
+
+/* Seals the tails of the named layers (0: all). *segments_out counts the new segments. PP_MEMORY:
+ * those before stay sealed. */
+PP_MUST_USE enum pp_status an_part_seal(struct an_part *part, const uint32_t *layers,
+                                        uint32_t layer_count, uint64_t *segments_out);
+
+/* Lets go of up to `bytes` of the part's reservation, before as many are charged for its rows. */
+void an_part_use_reserve(struct an_part *part, uint64_t bytes);
+
+/* Bytes charged to the node for what the part refers to, shared segments in full. */
+uint64_t an_part_bytes(const struct an_part *part);
+
+#endif

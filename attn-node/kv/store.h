@@ -1,0 +1,48 @@
+/*
+ * What all parts of a node share: the memory limit, the allocators, the rules of sealing, and the
+ * queue of sealed segments that want an index. On the walk: exec owns one and hands it down; it
+ * refuses to know parts and requests.
+ * Threads: the exec thread; the builder uses only `arena`, which is safe from any thread.
+ */
+#ifndef PIGPEN_ATTN_NODE_KV_STORE_H
+#define PIGPEN_ATTN_NODE_KV_STORE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/status.h"
+#include "common/mem/arena.h"
+#include "common/mem/limit.h"
+#include "common/mem/pages.h"
+
+struct an_segment;
+
+struct an_store {
+    struct pp_limit *limit;
+    struct pp_arena *arena;
+    enum pp_hugepages hugepages;
+    uint32_t seal_tokens;      /* a tail that is not bulk closes at this many rows */
+    uint32_t index_tokens_min; /* a segment with fewer rows gets no index */
+    /* The largest scratch that a build of any row held here may need: reserved once, since one
+     * build runs at a time; released when the last set of sampling parameters goes. */
+    uint64_t build_scratch_bytes;
+    uint32_t sampling_params;
+    /* Sealed segments that want an index and were not given to the builder yet: a list through
+     * an_segment.build_next, in order of sealing. It holds a reference to each. */
+    struct an_segment *build_first, *build_last;
+};
+
+/* Makes sure that `bytes` of build scratch are reserved. PP_MEMORY: nothing changed. */
+PP_MUST_USE enum pp_status an_store_reserve_scratch(struct an_store *store, uint64_t bytes);
+
+/* Counts the holders of sampling parameters; the last one gives the scratch reservation back. */
+void an_store_sampling_acquire(struct an_store *store);
+void an_store_sampling_release(struct an_store *store);
+
+/* The next segment to build, with the list's reference; NULL when there is none. */
+struct an_segment *an_store_build_pop(struct an_store *store);
+
+/* Takes a segment out of its turn, with the list's reference; false when it does not wait. */
+bool an_store_build_remove(struct an_store *store, const struct an_segment *segment);
+
+#endif
