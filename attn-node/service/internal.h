@@ -239,7 +239,8 @@ void an_state_poll(struct an_service *service, uint64_t now_us);
 void an_self_test_done(struct an_service *service, const struct an_job *job);
 
 /* metrics.c */
-PP_MUST_USE enum pp_status an_metrics_init(struct an_metrics *metrics, struct pp_stats *stats);
+PP_MUST_USE enum pp_status an_metrics_init(struct an_metrics *metrics, struct pp_stats *stats,
+                                           uint64_t buffer_bytes);
 void an_metrics_deinit(struct an_metrics *metrics);
 void an_metrics_count(struct an_metrics *metrics, enum an_method_id method, enum pp_status status,
                       uint64_t duration_us);

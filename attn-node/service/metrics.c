@@ -32,7 +32,8 @@ static void init_rpc(struct an_metrics *metrics, struct pp_stats *stats)
         pp_stats_gauge(stats, "pigpen_node_self_test_ok", "", "1 when the last self test passed.");
 }
 
-enum pp_status an_metrics_init(struct an_metrics *metrics, struct pp_stats *stats)
+enum pp_status an_metrics_init(struct an_metrics *metrics, struct pp_stats *stats,
+                               uint64_t buffer_bytes)
 {
     char *labels = calloc(LABEL_COUNT, LABEL_BYTES);
     if (labels == NULL) {
@@ -40,6 +41,9 @@ enum pp_status an_metrics_init(struct an_metrics *metrics, struct pp_stats *stat
     }
     metrics->labels = labels;
     init_rpc(metrics, stats);
+    pp_stat_set(pp_stats_gauge(stats, "pigpen_node_memory_used_bytes", "kind=\"rpc\"",
+                               "Bytes in use or reserved, by kind."),
+                (double)buffer_bytes);
     for (int method = 0; method < AN_METHOD_COUNT; ++method) {
         const char *name = an_methods[method].name;
         for (uint32_t code = 0; code < CODES; ++code, labels += LABEL_BYTES) {

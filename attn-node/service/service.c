@@ -91,7 +91,8 @@ enum pp_status an_service_new(const struct an_service_config *config,
     struct an_pool_counts counts = an_pool_counts(config->memory_limit_bytes);
     if (service->calls == NULL || service->scratch == NULL ||
         an_pool_new(&counts, &service->pool) != PP_OK ||
-        an_metrics_init(&service->metrics, config->stats) != PP_OK) {
+        an_metrics_init(&service->metrics, config->stats,
+                        an_service_buffer_bytes(config->memory_limit_bytes)) != PP_OK) {
         an_service_destroy(service);
         return PP_MEMORY;
     }
