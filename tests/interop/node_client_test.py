@@ -1,0 +1,521 @@
+"""A plain Python gRPC client against a node: stubs come from proto/ by protoc, answers are compared
+with numpy. Nothing here knows how the node works inside.
+
+PIGPEN_BUILD names the build folder whose attn-node is tested.
+"""
+import importlib
+import os
+import pathlib
+import secrets
+import sys
+import tempfile
+import threading
+import unittest
+
+try:
+    import grpc
+    import numpy as np
+    from grpc_tools import protoc
+except ImportError as error:
+    sys.exit(f"FAILED: {error}. Install what this test needs: "
+             f"{sys.executable} -m pip install -r tests/interop/requirements.txt "
+             "(tests/run does it, and sets PIGPEN_PYTHON)")
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+import node_process  # noqa: E402
+
+PROTO = HERE.parents[1] / "proto"
+BUILD = os.environ.get("PIGPEN_BUILD", HERE.parents[1] / "build" / "release")
+PROGRAM = pathlib.Path(BUILD) / "attn-node" / "attn-node"
+OUT = tempfile.TemporaryDirectory(prefix="pigpen-stubs-")
+
+
+def generate_stubs():
+    import grpc_tools
+    google = pathlib.Path(grpc_tools.__file__).parent / "_proto"
+    files = sorted(str(path) for path in PROTO.rglob("*.proto"))
+    code = protoc.main(["protoc", f"-I{PROTO}", f"-I{google}", f"--python_out={OUT.name}",
+                        f"--grpc_python_out={OUT.name}", *files])
+    if code != 0:
+        sys.exit("FAILED: protoc refused the protos")
+    # "grpc" is also the name of the library: the health stubs lie under a path of their own.
+    sys.path.insert(0, OUT.name)
+    grpc.__path__.append(str(pathlib.Path(OUT.name) / "grpc"))
+    names = ["pigpen.v1.common_pb2", "pigpen.v1.attention_pb2", "pigpen.v1.attention_pb2_grpc",
+             "pigpen.v1.admin_pb2", "pigpen.v1.admin_pb2_grpc", "grpc.health.v1.health_pb2",
+             "grpc.health.v1.health_pb2_grpc"]
+    return [importlib.import_module(name) for name in names]
+
+
+common, attention, attention_grpc, admin, admin_grpc, health, health_grpc = generate_stubs()
+
+CRC_TABLE = np.zeros(256, dtype=np.uint32)
+for _i in range(256):
+    _c = _i
+    for _ in range(8):
+        _c = (_c >> 1) ^ (0x82F63B78 if _c & 1 else 0)
+    CRC_TABLE[_i] = _c
+
+
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    table = CRC_TABLE.tolist()
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+def to_bf16(values):
+    """f32 to bf16 bits, half to even."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+DTYPES = {
+    common.DTYPE_BF16: (to_bf16, from_bf16, np.uint16),
+    common.DTYPE_F16: (lambda x: x.astype(np.float16), lambda x: x.astype(np.float32), np.float16),
+    common.DTYPE_F32: (lambda x: x.astype(np.float32), lambda x: x, np.float32),
+}
+
+
+def reference(q, k, v, scale):
+    """q [rows][q heads][dim], k and v [tokens][kv heads][dim] -> o, lse, in f64."""
+    rows, q_heads, dim = q.shape
+    kv_heads = k.shape[1]
+    group = q_heads // kv_heads
+    o = np.zeros((rows, q_heads, dim))
+    lse = np.zeros((rows, q_heads))
+    for head in range(q_heads):
+        kk = k[:, head // group].astype(np.float64)
+        vv = v[:, head // group].astype(np.float64)
+        scores = q[:, head].astype(np.float64) @ kk.T * scale
+        top = scores.max(axis=1, keepdims=True)
+        weights = np.exp(scores - top)
+        total = weights.sum(axis=1, keepdims=True)
+        o[:, head] = weights @ vv / total
+        lse[:, head] = (top + np.log(total))[:, 0]
+    return o, lse
+
+
+class Part:
+    """A part on the node, and the rows it should hold."""
+
+    def __init__(self, client, layers=1, q_heads=6, kv_heads=2, dim=64, kv_begin=0, kv_count=None,
+                 dtype=common.DTYPE_F32, estimator=common.ESTIMATOR_KIND_EXACT, **options):
+        self.client = client
+        self.q_heads, self.kv_heads, self.dim, self.dtype = q_heads, kv_heads, dim, dtype
+        self.kv_count = kv_heads if kv_count is None else kv_count
+        self.scale = 1 / np.sqrt(dim)
+        self.sequence_id, self.part_id = secrets.token_bytes(16), secrets.token_bytes(16)
+        self.request = attention.OpenPartRequest(
+            sequence_id=self.sequence_id, part_id=self.part_id,
+            model=common.Model(fingerprint=b"interop", layers=layers, q_heads=q_heads,
+                               kv_heads=kv_heads, head_dim=dim, kv_dtype=dtype),
+            kv_head_begin=kv_begin, kv_head_count=self.kv_count,
+            estimator=common.Estimator(kind=estimator), hash_seed=1234, **options)
+        self.opened = client.data.OpenPart(self.request)
+        self.ref = attention.PartRef(handle=self.opened.handle,
+                                     incarnation=self.opened.incarnation, generation=0)
+
+    def append_request(self, k, v, start, layer=0, request_id=1, bulk=False):
+        narrow = DTYPES[self.dtype][0]
+        k_bytes, v_bytes = narrow(k).tobytes(), narrow(v).tobytes()
+        return attention.AppendKvRequest(
+            part=self.ref, request_id=request_id, layer=layer, start=start, count=len(k),
+            crc32c=crc32c(k_bytes + v_bytes), bulk=bulk,
+            sections=[common.Section(kind=common.SECTION_KIND_K, offset=0, bytes=len(k_bytes)),
+                      common.Section(kind=common.SECTION_KIND_V, offset=len(k_bytes),
+                                     bytes=len(v_bytes))],
+            payload=k_bytes + v_bytes)
+
+    def append(self, k, v, start, **options):
+        return self.client.data.AppendKv(self.append_request(k, v, start, **options))
+
+    def append_all(self, k, v, layer=0, step=500, bulk=False):
+        """By the stream; returns the acknowledgements."""
+        requests = [self.append_request(k[i:i + step], v[i:i + step], i, layer=layer,
+                                        request_id=i + 1, bulk=bulk)
+                    for i in range(0, len(k), step)]
+        return list(self.client.data.AppendKvStream(iter(requests)))
+
+    def attend_request(self, q, held, layer=0, request_id=7, estimator=None, **options):
+        items = [attention.AttendItem(handle=self.ref.handle, generation=self.ref.generation,
+                                      held_tokens=held, q_rows=len(q), estimator=estimator)]
+        payload = np.ascontiguousarray(q, dtype=np.float32).tobytes()
+        return attention.AttendRequest(
+            request_id=request_id, incarnation=self.ref.incarnation, layer=layer, items=items,
+            want_errors=True,
+            sections=[common.Section(kind=common.SECTION_KIND_Q, bytes=len(payload))],
+            payload=payload, **options)
+
+    def attend(self, q, held, **options):
+        answer = self.client.data.Attend(self.attend_request(q, held, **options))
+        return answer, sections_of(answer, 0, q.shape)
+
+    def stored(self, values):
+        narrow, widen, _ = DTYPES[self.dtype]
+        return widen(narrow(values)).reshape(values.shape)
+
+
+def sections_of(answer, item, q_shape):
+    rows, heads, dim = q_shape
+    found = {}
+    for section in answer.sections:
+        if section.item == item:
+            found[section.kind] = answer.payload[section.offset:section.offset + section.bytes]
+    def array(kind, dtype, shape):
+        return np.frombuffer(found[kind], dtype=dtype).reshape(shape)
+    if not found:
+        return None
+    if answer.o_dtype == common.DTYPE_BF16:
+        o = from_bf16(array(common.SECTION_KIND_O, np.uint16, q_shape))
+    else:
+        o = array(common.SECTION_KIND_O, np.float32, q_shape)
+    flat = (rows, heads)
+    return {
+        "o": o,
+        "lse": array(common.SECTION_KIND_LSE, np.float32, flat),
+        "var": array(common.SECTION_KIND_VAR, np.float32, flat),
+        "lse_var": array(common.SECTION_KIND_LSE_VAR, np.float32, flat),
+        "keys_read": array(common.SECTION_KIND_KEYS_READ, np.uint32, flat),
+    }
+
+
+class Client:
+    def __init__(self, address):
+        self.channel = grpc.insecure_channel(
+            address, options=[("grpc.max_receive_message_length", 32 << 20),
+                              ("grpc.max_send_message_length", 32 << 20),
+                              ("grpc.enable_http_proxy", 0)])
+        self.data = attention_grpc.AttentionServiceStub(self.channel)
+        self.admin = admin_grpc.AdminServiceStub(self.channel)
+        self.health = health_grpc.HealthStub(self.channel)
+
+
+class NodeTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.node = node_process.Node(PROGRAM, "--build=sync", "--memory-limit=2GiB", "--spin=0us",
+                                     "--drain-timeout=100ms")
+        cls.client = Client(cls.node.address)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.client.channel.close()
+        code = cls.node.stop()
+        if code != 0:
+            raise AssertionError(f"attn-node ended with {code}:\n" + "".join(cls.node.lines))
+
+    def setUp(self):
+        self.random = np.random.default_rng(42)
+
+    def rows(self, tokens, heads=2, dim=64):
+        return self.random.standard_normal((tokens, heads, dim), dtype=np.float32)
+
+    def refused(self, code, reason, call):
+        with self.assertRaises(grpc.RpcError) as caught:
+            call()
+        trailers = dict(caught.exception.trailing_metadata() or ())
+        self.assertEqual(caught.exception.code(), code, caught.exception.details())
+        self.assertIn(trailers.get("pigpen-reason"),
+                      reason if isinstance(reason, tuple) else (reason,))
+        return caught.exception
+
+    def compare(self, part, q, k, v, held, tolerance, **options):
+        answer, got = part.attend(q, held, **options)
+        self.assertEqual(answer.results[0].status.code, 0, answer.results[0].status)
+        o, lse = reference(q, part.stored(k[:held]), part.stored(v[:held]), part.scale)
+        np.testing.assert_allclose(got["o"], o, atol=tolerance)
+        np.testing.assert_allclose(got["lse"], lse, atol=tolerance)
+        return answer, got
+
+    def test_health_and_info_and_stats_answer(self):
+        answer = self.client.health.Check(health.HealthCheckRequest())
+        self.assertEqual(answer.status, health.HealthCheckResponse.SERVING)
+        watch = self.client.health.Watch(health.HealthCheckRequest(), timeout=10)
+        self.assertEqual(next(watch).status, health.HealthCheckResponse.SERVING)
+        watch.cancel()
+        self.refused(grpc.StatusCode.NOT_FOUND, "NOT_FOUND",
+                     lambda: self.client.health.Check(health.HealthCheckRequest(service="x")))
+        unknown = self.client.health.Watch(health.HealthCheckRequest(service="x"), timeout=10)
+        self.assertEqual(next(unknown).status, health.HealthCheckResponse.SERVICE_UNKNOWN)
+        unknown.cancel()
+        info = self.client.admin.GetServerInfo(admin.GetServerInfoRequest())
+        self.assertNotEqual(info.incarnation, 0)
+        self.assertIn("lsh", info.features)
+        self.assertEqual(info.state, admin.NODE_STATE_SERVING)
+        stats = self.client.admin.GetStats(admin.GetStatsRequest())
+        values = {counter.name: counter.value for counter in stats.counters}
+        self.assertEqual(values["pigpen_node_ready"], 1)
+        self.assertGreater(
+            values['pigpen_node_rpc_requests_total{method="Check",code="OK"}'], 0)
+        tested = self.client.admin.SelfTest(admin.SelfTestRequest())
+        self.assertTrue(tested.ok, tested)
+
+    def test_exact_attend_equals_numpy_in_every_dtype(self):
+        for dtype, tolerance in ((common.DTYPE_F32, 1e-4), (common.DTYPE_BF16, 1e-4),
+                                 (common.DTYPE_F16, 1e-4)):
+            part = Part(self.client, dtype=dtype)
+            k, v, q = self.rows(700), self.rows(700), self.rows(1, heads=6)
+            self.assertEqual(part.append(k, v, 0).held_tokens, 700)
+            for held in (1, 2, 333, 700):
+                with self.subTest(dtype=dtype, held=held):
+                    answer, got = self.compare(part, q, k, v, held, tolerance)
+                    self.assertEqual(answer.results[0].estimator, common.ESTIMATOR_KIND_EXACT)
+                    self.assertTrue((got["var"] == 0).all())
+            self.client.data.ClosePart(attention.ClosePartRequest(part=part.ref))
+
+    def test_several_rows_and_bf16_answers(self):
+        part = Part(self.client)
+        k, v, q = self.rows(900), self.rows(900), self.rows(5, heads=6)
+        part.append(k, v, 0)
+        self.compare(part, q, k, v, 900, 1e-4)
+        self.compare(part, q, k, v, 900, 0.02, o_dtype=common.DTYPE_BF16)
+
+    def test_no_held_tokens_is_the_empty_partial(self):
+        part = Part(self.client)
+        part.append(self.rows(10), self.rows(10), 0)
+        _, got = part.attend(self.rows(1, heads=6), 0)
+        self.assertTrue((got["o"] == 0).all())
+        self.assertTrue(np.isneginf(got["lse"]).all())
+
+    def test_append_rules(self):
+        part = Part(self.client)
+        k, v = self.rows(20), self.rows(20)
+        self.assertEqual(part.append(k[:10], v[:10], 0).held_tokens, 10)
+        again = part.append(k[:10], v[:10], 0)
+        self.assertTrue(again.duplicate)
+        self.assertEqual(again.held_tokens, 10)
+        self.assertEqual(part.append(k[5:20], v[5:20], 5).held_tokens, 20)  # overlap is equal
+        self.refused(grpc.StatusCode.OUT_OF_RANGE, "APPEND_GAP",
+                     lambda: part.append(k[:2], v[:2], 25))
+        self.refused(grpc.StatusCode.ABORTED, "APPEND_CONFLICT",
+                     lambda: part.append(v[:10], k[:10], 0))
+        self.assertEqual(part.append(k, v, 0).held_tokens, 20)  # all of it stands unchanged
+        broken = part.append_request(k[:2], v[:2], 20)
+        broken.crc32c ^= 1
+        self.refused(grpc.StatusCode.DATA_LOSS, "CHECKSUM",
+                     lambda: self.client.data.AppendKv(broken))
+        poisoned = k[:2].copy()
+        poisoned[1, 1, 1] = np.nan
+        self.refused(grpc.StatusCode.INVALID_ARGUMENT, "NON_FINITE",
+                     lambda: part.append(poisoned, v[:2], 20))
+        short = part.append_request(k[:2], v[:2], 20)
+        short.count = 1
+        self.refused(grpc.StatusCode.INVALID_ARGUMENT, ("BAD_SHAPE", "INVALID_ARGUMENT"),
+                     lambda: self.client.data.AppendKv(short))
+
+    def test_append_stream_acknowledges_and_answers_errors_by_message(self):
+        part = Part(self.client, layers=2)
+        k, v = self.rows(2600), self.rows(2600)
+        acks = part.append_all(k, v, layer=1)
+        self.assertEqual([a.held_tokens for a in acks], [500, 1000, 1500, 2000, 2500, 2600])
+        self.assertTrue(all(not a.HasField("status") for a in acks))
+        requests = [part.append_request(k[:5], v[:5], 0, request_id=1),
+                    part.append_request(k[:5], v[:5], 50, request_id=2),
+                    part.append_request(k[5:9], v[5:9], 5, request_id=3)]
+        acks = list(self.client.data.AppendKvStream(iter(requests)))
+        self.assertEqual([a.request_id for a in acks], [1, 2, 3])
+        self.assertEqual(acks[1].status.reason, "APPEND_GAP")
+        self.assertEqual(acks[1].status.code, grpc.StatusCode.OUT_OF_RANGE.value[0])
+        self.assertEqual(acks[1].status.expected_start, 5)
+        self.assertEqual(acks[2].held_tokens, 9)
+
+    def test_lsh_attend_is_near_exact_and_reads_a_part(self):
+        tokens, dim = 8192, 64
+        part = Part(self.client, estimator=common.ESTIMATOR_KIND_LSH, dim=dim)
+        k, v = self.rows(tokens), self.rows(tokens)
+        q = 3 * k[self.random.integers(0, tokens, 4)].repeat(3, axis=1)  # near some keys
+        part.append_all(k, v, bulk=True)
+        sealed = self.client.data.SealPart(attention.SealPartRequest(part=part.ref))
+        self.assertGreater(sealed.segments, 0)
+        layer = self.client.data.GetPart(attention.GetPartRequest(part=part.ref)).part.layers[0]
+        self.assertEqual((layer.held_tokens, layer.sealed_tokens, layer.indexed_tokens),
+                         (tokens, tokens, tokens))
+        answer, got = part.attend(q, tokens)
+        self.assertEqual(answer.results[0].status.code, 0, answer.results[0].status)
+        self.assertEqual(answer.results[0].estimator, common.ESTIMATOR_KIND_LSH)
+        share = got["keys_read"] / tokens
+        self.assertGreater(share.min(), 0.0005)
+        self.assertLess(share.max(), 0.3)
+        o, _ = reference(q, part.stored(k), part.stored(v), part.scale)
+        error = ((got["o"] - o) ** 2).sum(axis=2)
+        self.assertTrue((got["var"] > 0).all())
+        self.assertLess(np.sqrt(error.mean()), 3 * np.sqrt(got["var"].mean()))
+        exact = common.Estimator(kind=common.ESTIMATOR_KIND_EXACT)
+        self.compare(part, q, k, v, tokens, 1e-4, estimator=exact)
+        self.compare(part, q, k, v, 77, 1e-4, estimator=exact)
+
+    def test_attend_stream_matches_requests_and_spares_good_items(self):
+        part = Part(self.client)
+        k, v = self.rows(300), self.rows(300)
+        part.append(k, v, 0)
+        queries = [self.rows(1, heads=6) for _ in range(40)]
+        requests = [part.attend_request(q, 100 + i, request_id=i) for i, q in enumerate(queries)]
+        answers = list(self.client.data.AttendStream(iter(requests)))
+        self.assertEqual(sorted(a.request_id for a in answers), list(range(40)))
+        for answer in answers:
+            i = answer.request_id
+            o, _ = reference(queries[i], k[:100 + i], v[:100 + i], part.scale)
+            np.testing.assert_allclose(sections_of(answer, 0, (1, 6, 64))["o"], o, atol=1e-4)
+        mixed = part.attend_request(queries[0], 300)
+        mixed.items.append(attention.AttendItem(handle=part.ref.handle, held_tokens=301, q_rows=1))
+        mixed.items.append(attention.AttendItem(handle=12345, held_tokens=1, q_rows=1))
+        mixed.items.append(attention.AttendItem(handle=part.ref.handle, held_tokens=3, q_rows=0))
+        for item in (1, 2, 3):
+            mixed.sections.append(common.Section(kind=common.SECTION_KIND_Q, item=item,
+                                                 bytes=len(mixed.payload)))
+        answer = self.client.data.Attend(mixed)
+        self.assertEqual([r.status.reason for r in answer.results],
+                         ["OK", "SHORT_PART", "PART_NOT_FOUND", "BAD_SHAPE"])
+        o, _ = reference(queries[0], k, v, part.scale)
+        np.testing.assert_allclose(sections_of(answer, 0, (1, 6, 64))["o"], o, atol=1e-4)
+        poisoned = queries[0].copy()
+        poisoned[0, 0, 0] = np.inf
+        answer, _ = part.attend(poisoned, 300)
+        self.assertEqual(answer.results[0].status.reason, "NON_FINITE")
+
+    def test_fork_and_truncate_keep_to_themselves(self):
+        part = Part(self.client)
+        k, v, q = self.rows(2000), self.rows(2000), self.rows(1, heads=6)
+        part.append(k[:1500], v[:1500], 0)
+        fork = attention.ForkPartRequest(part=part.ref, sequence_id=secrets.token_bytes(16),
+                                         part_id=secrets.token_bytes(16), held_tokens=1200,
+                                         generation=0)
+        forked = self.client.data.ForkPart(fork)
+        self.assertEqual(self.client.data.ForkPart(fork).handle, forked.handle)  # idempotent
+        other = Part.__new__(Part)
+        other.__dict__.update(part.__dict__)
+        other.ref = attention.PartRef(handle=forked.handle, incarnation=forked.incarnation,
+                                      generation=forked.generation)
+        other_k = np.concatenate([k[:1200], k[1700:2000]])
+        other_v = np.concatenate([v[:1200], v[1700:2000]])
+        self.assertEqual(other.append(k[1700:2000], v[1700:2000], 1200).held_tokens, 1500)
+        self.compare(other, q, other_k, other_v, 1500, 1e-4)
+        self.compare(part, q, k, v, 1500, 1e-4)
+        truncate = attention.TruncatePartRequest(part=part.ref, new_generation=1, held_tokens=700)
+        self.assertEqual(self.client.data.TruncatePart(truncate).generation, 1)
+        self.assertEqual(self.client.data.TruncatePart(truncate).generation, 1)  # idempotent
+        self.refused(grpc.StatusCode.ABORTED, "STALE_GENERATION",
+                     lambda: part.append(k[1500:1510], v[1500:1510], 1500))
+        part.ref.generation = 1
+        self.compare(part, q, k, v, 700, 1e-4)
+        self.compare(other, q, other_k, other_v, 1500, 1e-4)
+
+    def test_read_kv_gives_the_rows_back(self):
+        for dtype in DTYPES:
+            part = Part(self.client, dtype=dtype, kv_heads=3, q_heads=3, dim=40)
+            k, v = self.rows(6000, heads=3, dim=40), self.rows(6000, heads=3, dim=40)
+            part.append_all(k, v, step=1500)
+            kind = DTYPES[dtype][2]
+            got_k, got_v, at = [], [], 17
+            request = attention.ReadKvRequest(part=part.ref, layer=0, start=17, count=5900)
+            for piece in self.client.data.ReadKv(request):
+                self.assertEqual(piece.start, at)
+                self.assertEqual(piece.crc32c, crc32c(piece.payload))
+                at += piece.count
+                for section in piece.sections:
+                    data = piece.payload[section.offset:section.offset + section.bytes]
+                    rows = np.frombuffer(data, dtype=kind).reshape(piece.count, 3, 40)
+                    (got_k if section.kind == common.SECTION_KIND_K else got_v).append(rows)
+            self.assertEqual(at, 17 + 5900)
+            narrow = DTYPES[dtype][0]
+            np.testing.assert_array_equal(np.concatenate(got_k), narrow(k[17:5917]))
+            np.testing.assert_array_equal(np.concatenate(got_v), narrow(v[17:5917]))
+            past = attention.ReadKvRequest(part=part.ref, layer=0, start=5999, count=2)
+            self.refused(grpc.StatusCode.OUT_OF_RANGE, "OUT_OF_RANGE",
+                         lambda: list(self.client.data.ReadKv(past)))
+
+    def test_parts_are_known_by_handle_and_incarnation(self):
+        part = Part(self.client)
+        again = self.client.data.OpenPart(part.request)
+        self.assertTrue(again.existed)
+        self.assertEqual(again.handle, part.ref.handle)
+        part.request.hash_seed += 1
+        self.refused(grpc.StatusCode.FAILED_PRECONDITION, "MODEL_MISMATCH",
+                     lambda: self.client.data.OpenPart(part.request))
+        part.request.hash_seed -= 1
+        part.request.kv_head_count = 1
+        self.refused(grpc.StatusCode.ALREADY_EXISTS, "PART_EXISTS",
+                     lambda: self.client.data.OpenPart(part.request))
+        renew = attention.RenewPartsRequest(incarnation=part.ref.incarnation,
+                                            handles=[part.ref.handle, 99])
+        self.assertEqual(list(self.client.data.RenewParts(renew).unknown_handles), [99])
+        listed = self.client.admin.ListParts(admin.ListPartsRequest(page_size=1000))
+        self.assertIn(part.ref.handle, [p.handle for p in listed.parts])
+        wrong = attention.PartRef(handle=part.ref.handle, incarnation=part.ref.incarnation ^ 2)
+        self.refused(grpc.StatusCode.ABORTED, "INCARNATION_CHANGED",
+                     lambda: self.client.data.GetPart(attention.GetPartRequest(part=wrong)))
+        self.client.data.ClosePart(attention.ClosePartRequest(part=part.ref))
+        self.refused(grpc.StatusCode.NOT_FOUND, "PART_NOT_FOUND",
+                     lambda: self.client.data.GetPart(attention.GetPartRequest(part=part.ref)))
+
+    def test_a_tebibyte_declared_with_a_hundred_bytes_sent_takes_no_memory(self):
+        part = Part(self.client)
+        def resident():
+            status = pathlib.Path(f"/proc/{self.node.process.pid}/status").read_text()
+            return int(status.split("VmRSS:")[1].split()[0]) * 1024
+        request = attention.AppendKvRequest(
+            part=part.ref, start=0, count=60000, payload=bytes(100),
+            sections=[common.Section(kind=common.SECTION_KIND_K, bytes=1 << 40),
+                      common.Section(kind=common.SECTION_KIND_V, offset=1 << 40, bytes=1 << 40)])
+        def call():
+            return self.client.data.AppendKv(request)
+        self.refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_SHAPE", call)  # warm
+        before = resident()
+        self.refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_SHAPE", call)
+        self.assertLess(resident() - before, 1 << 20)
+
+    def test_garbage_ends_the_call_and_not_the_node(self):
+        call = self.client.channel.unary_unary("/pigpen.v1.AttentionService/AppendKv")
+        with self.assertRaises(grpc.RpcError) as caught:
+            call(b"\xff" * 1000)
+        self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+        missing = self.client.channel.unary_unary("/pigpen.v1.AttentionService/Nothing")
+        with self.assertRaises(grpc.RpcError) as caught:
+            missing(b"", timeout=10)
+        self.assertEqual(caught.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
+        self.assertEqual(self.client.health.Check(health.HealthCheckRequest()).status,
+                         health.HealthCheckResponse.SERVING)
+
+    def test_a_stream_that_is_cut_leaves_whole_messages_only(self):
+        part = Part(self.client)
+        k, v = self.rows(100), self.rows(100)
+        go_on = iter([part.append_request(k[:60], v[:60], 0)])
+        hold = threading.Event()
+        def requests():
+            yield next(go_on)
+            hold.wait(30)
+        call = self.client.data.AppendKvStream(requests())
+        self.assertEqual(next(call).held_tokens, 60)
+        call.cancel()
+        hold.set()
+        self.assertEqual(part.append(k[60:], v[60:], 60).held_tokens, 100)
+        self.compare(part, self.rows(1, heads=6), k, v, 100, 1e-4)
+
+    def test_drain_refuses_new_parts_and_serves_old_ones_until_resume(self):
+        part = Part(self.client)
+        k, v, q = self.rows(50), self.rows(50), self.rows(1, heads=6)
+        part.append(k, v, 0)
+        watch = self.client.health.Watch(health.HealthCheckRequest(), timeout=30)
+        self.assertEqual(next(watch).status, health.HealthCheckResponse.SERVING)
+        self.client.admin.Drain(admin.DrainRequest())
+        try:
+            self.assertEqual(next(watch).status, health.HealthCheckResponse.NOT_SERVING)
+            self.refused(grpc.StatusCode.UNAVAILABLE, "DRAINING", lambda: Part(self.client))
+            answer, _ = self.compare(part, q, k, v, 50, 1e-4)
+            self.assertTrue(answer.draining)
+        finally:
+            self.client.admin.Resume(admin.ResumeRequest())
+        self.assertEqual(next(watch).status, health.HealthCheckResponse.SERVING)
+        watch.cancel()
+        Part(self.client)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
