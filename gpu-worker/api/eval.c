@@ -272,6 +272,7 @@ static enum pp_status eval_report(struct eval *eval, const char *estimator,
     json_object_set_new(object, "kl_mean", json_real(run->score.kl_sum / rows));
     json_object_set_new(object, "kl_max", json_real(run->score.kl_max));
     json_object_set_new(object, "top1_agreement", json_real(top1));
+    json_object_set_new(object, "logit_error_max", json_real(run->score.logit_error_max));
     json_object_set_new(object, "prefill_s", json_real((double)run->prefill_us * 1e-6));
     gw_statistics_steps(object, &run->steps);
     gw_statistics_held(object, &eval->worker, sequence);

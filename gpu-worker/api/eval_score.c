@@ -18,6 +18,10 @@ enum pp_status gw_eval_score_add(struct gw_eval_score *score, const float *refer
     score->log_p_sum += (double)logits[next] - gw_log_sum_exp(logits, vocab);
     score->kl_sum += kl;
     score->kl_max = kl > score->kl_max ? kl : score->kl_max;
+    for (uint32_t i = 0; i < vocab; ++i) {
+        double error = fabs((double)logits[i] - (double)reference[i]);
+        score->logit_error_max = error > score->logit_error_max ? error : score->logit_error_max;
+    }
     score->top1_same += best == reference_best ? 1 : 0;
     return PP_OK;
 }

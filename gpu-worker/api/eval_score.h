@@ -15,6 +15,7 @@ struct gw_eval_score {
     double log_p_sum;
     double kl_sum, kl_max;
     uint64_t top1_same;
+    double logit_error_max; /* largest |logit - reference| of all rows */
 };
 
 /* Adds one row [vocab]; next is the token that followed. PP_NON_FINITE. */

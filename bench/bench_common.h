@@ -1,0 +1,38 @@
+/*
+ * What the bench programs share: medians, the report line, and nodes started for a run.
+ * A report is one JSON object a line, appended to --json and printed; it carries machine, isa,
+ * threads and commit besides the program's own fields. One thread.
+ */
+#ifndef PIGPEN_BENCH_BENCH_COMMON_H
+#define PIGPEN_BENCH_BENCH_COMMON_H
+
+#include <stdint.h>
+#include <sys/types.h>
+
+#include <jansson.h>
+
+#include "common/base/status.h"
+
+/* Median and least of values; sorts them in place. 0 when count is 0. */
+double bench_median(double *values, uint64_t count);
+double bench_min(const double *values, uint64_t count);
+
+/* Adds the common fields to object, prints it and appends it to path ("" or NULL: no file), then
+ * drops it. PP_IO when the file cannot be written. */
+PP_MUST_USE enum pp_status bench_report(json_t *object, uint32_t threads, const char *commit,
+                                        const char *path);
+
+/* A node process: `program --listen=127.0.0.1:0 ...` with its port read back. */
+struct bench_node {
+    pid_t pid;
+    int port;
+    char port_file[64];
+};
+
+/* Starts program and waits until it listens. extra: NULL-ended further arguments, or NULL.
+ * PP_IO, PP_DEADLINE_EXCEEDED. */
+PP_MUST_USE enum pp_status bench_node_start(const char *program, const char *const *extra,
+                                            struct bench_node *node_out);
+void bench_node_stop(struct bench_node *node);
+
+#endif

@@ -1,0 +1,129 @@
+"""A worker over two nodes from the outside: the same text as the worker alone, errors that are clear
+and quick, and the quality of lsh on a long text. PIGPEN_BUILD names the build folder."""
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "interop"))
+import node_process  # noqa: E402
+
+ROOT = HERE.parents[1]
+BUILD = pathlib.Path(os.environ.get("PIGPEN_BUILD", ROOT / "build" / "release"))
+NODE = BUILD / "attn-node" / "attn-node"
+WORKER = BUILD / "gpu-worker" / "gpu-worker"
+MODEL = os.environ.get("PIGPEN_MODEL",
+                       str(ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"))
+TEXT = pathlib.Path("/usr/share/common-licenses/GPL-3")
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("PIGPEN_")}
+OPTIONS = ("--memory-limit=2GiB", "--drain-timeout=5s")
+
+
+def nodes_option(nodes):
+    return "--nodes=" + ",".join(f"n{i}={node.address}" for i, node in enumerate(nodes))
+
+
+def worker(program, *arguments, timeout=900):
+    return subprocess.run([str(WORKER), program, "--model", MODEL, *arguments], timeout=timeout,
+                          capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                          env=ENVIRONMENT)
+
+
+class ClusterTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = pathlib.Path(self.folder.name)
+        self.short = self.path / "short.txt"
+        self.short.write_text(TEXT.read_text()[:9000])
+        self.addCleanup(self.folder.cleanup)
+
+    def generate(self, *arguments):
+        out = self.path / "run.json"
+        out.unlink(missing_ok=True)
+        done = worker("generate", "--prompt-file", str(self.short), "--raw", "--max-tokens=64",
+                      "--quiet", "--json", str(out), *arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads(out.read_text())
+
+    def test_exact_over_two_nodes_gives_the_text_of_the_worker_alone(self):
+        alone = self.generate("--kv-dtype=f32")
+        self.assertEqual(alone["generated_tokens"], 64)
+        for shard in ("tokens", "kv-heads"):
+            with node_process.Node(NODE, *OPTIONS) as one, node_process.Node(NODE, *OPTIONS) as two:
+                spread = self.generate("--kv-dtype=f32", "--estimator=exact", f"--shard={shard}",
+                                       nodes_option((one, two)))
+            self.assertEqual(spread["answer"], alone["answer"], shard)
+            self.assertEqual(len(spread["tokens_held"]), 2)
+            for name, tokens in spread["tokens_held"].items():
+                self.assertGreater(tokens, 0, f"{name} holds nothing ({shard})")
+
+    def test_exact_logits_over_two_nodes_equal_the_workers_own(self):
+        out = self.path / "eval.json"
+        with node_process.Node(NODE, *OPTIONS) as one, node_process.Node(NODE, *OPTIONS) as two:
+            done = worker("eval", "--text", str(self.short), "--tokens=64", "--kv-dtype=f32",
+                          "--estimators=exact", "--json", str(out), nodes_option((one, two)))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        entry = json.loads(out.read_text())
+        self.assertLess(entry["logit_error_max"], 1e-3)
+        self.assertEqual(entry["top1_agreement"], 1.0)
+        print(f"logit_error_max {entry['logit_error_max']:.2e}")
+
+    def test_killed_node_ends_the_request_within_two_seconds_and_with_an_error(self):
+        with node_process.Node(NODE, *OPTIONS) as one, node_process.Node(NODE, *OPTIONS) as two:
+            running = subprocess.Popen(
+                [str(WORKER), "generate", "--model", MODEL, "--prompt-file", str(self.short), "--raw",
+                 "--max-tokens=2000", "--quiet", nodes_option((one, two))],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
+            try:
+                first = running.stdout.read(8)
+                self.assertTrue(first, "no answer before the kill")
+                os.kill(two.process.pid, signal.SIGKILL)
+                killed = time.monotonic()
+                rest, errors = running.communicate(timeout=30)
+                took = time.monotonic() - killed
+            finally:
+                if running.poll() is None:
+                    running.kill()
+                    running.communicate()
+        text = errors.decode()
+        self.assertNotEqual(running.returncode, 0, text)
+        self.assertIn("n1", text, "the error names the node")
+        self.assertLess(took, 2.0, text)
+        alone = self.path / "alone.json"
+        done = worker("generate", "--prompt-file", str(self.short), "--raw", "--max-tokens=400",
+                      "--quiet", "--json", str(alone))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        whole = json.loads(alone.read_text())["answer"]
+        partial = (first + rest).decode(errors="ignore").rstrip("\n")
+        self.assertTrue(whole.startswith(partial) or partial.startswith(whole),
+                        f"wrong text before the error: {partial!r}")
+
+    def test_no_node_at_the_address_is_a_clear_error(self):
+        done = worker("generate", "--prompt=Hello", "--nodes=lost=127.0.0.1:1")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("lost", done.stderr)
+
+    def test_lsh_perplexity_on_a_long_text_is_within_five_per_cent_of_exact(self):
+        out = self.path / "eval.json"
+        with node_process.Node(NODE, *OPTIONS) as one, node_process.Node(NODE, *OPTIONS) as two:
+            done = worker("eval", "--text", str(TEXT), "--tokens=256",
+                          "--estimators=exact,lsh:k=10,l=150", "--json", str(out),
+                          nodes_option((one, two)))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        exact, lsh = (json.loads(line) for line in out.read_text().splitlines())
+        print(f"perplexity exact {exact['ppl']:.4f}, lsh {lsh['ppl']:.4f}; "
+              f"keys read {lsh['rows_share']:.4f}; KL {lsh['kl_mean']:.4f}")
+        self.assertLess(abs(lsh["ppl"] / exact["ppl"] - 1), 0.05)
+        self.assertLess(lsh["rows_share"], 0.3)
+        self.assertGreater(lsh["rows_share"], 0.005)
+        self.assertEqual(exact["rows_share"], 1.0)
+
+
+if __name__ == "__main__":
+    unittest.main()
