@@ -1,0 +1,266 @@
+/*
+ * One layer's attend, exact or lsh, beside the plain read loop and the exact attend of the same
+ * run: the three are interleaved, since memory's speed changes by itself and only ratios mean
+ * anything. gbps counts the bytes of the rows read, each once; stream_gbps is the read loop's.
+ */
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/bench_common.h"
+#include "bench/bench_layer.h"
+#include "common/base/limits.h"
+#include "common/base/options.h"
+#include "common/run/team.h"
+
+#define ROUNDS_MAX  4096u
+#define ROUNDS_MIN  5u
+#define WARM_ROUNDS 2u
+
+extern char **environ;
+
+static struct settings {
+    const char *estimator, *json, *dtype;
+    uint64_t tokens, q_heads, kv_heads, dim, k, l, t, bits, threads;
+    double rows_share, seconds;
+} settings;
+
+#define NUMBER(n, f, d, h)                                                                         \
+    {                                                                                              \
+        .name = n, .kind = PP_OPTION_U64, .target = &settings.f, .default_text = d,                \
+        .value_name = "N", .help = h                                                               \
+    }
+#define REAL(n, f, d, h)                                                                           \
+    {                                                                                              \
+        .name = n, .kind = PP_OPTION_DOUBLE, .target = &settings.f, .default_text = d,             \
+        .value_name = "X", .help = h, .number_max = 1e9                                            \
+    }
+#define TEXT(n, f, d, v, h)                                                                        \
+    {                                                                                              \
+        .name = n, .kind = PP_OPTION_TEXT, .target = &settings.f, .default_text = d,               \
+        .value_name = v, .help = h                                                                 \
+    }
+
+static const struct pp_option options[] = {
+    NUMBER("tokens", tokens, "98304", "Held tokens."),
+    NUMBER("q-heads", q_heads, "32", "Query heads."),
+    NUMBER("kv-heads", kv_heads, "8", "K/V heads."),
+    NUMBER("dim", dim, "128", "Head dimension."),
+    TEXT("dtype", dtype, "bf16", "NAME", "bf16, f16 or f32."),
+    TEXT("estimator", estimator, "lsh", "NAME", "exact or lsh."),
+    NUMBER("k", k, "10", "lsh: bits a table."),
+    NUMBER("l", l, "150", "lsh: tables."),
+    NUMBER("t", t, "2", "lsh: tables that must collide."),
+    NUMBER("bits", bits, "0", "sketch: bits a dimension. This build has no sketch: only 0."),
+    REAL("rows-share", rows_share, "0",
+         "sketch: share of distinct keys a kv head. This build has no sketch: only 0."),
+    NUMBER("threads", threads, "0", "Threads; 0: what this process may use."),
+    REAL("seconds", seconds, "5", "How long to measure."),
+    TEXT("json", json, "", "PATH", "Append the report here."),
+};
+
+/* A piece of the lsh attend: one query head over one segment. */
+struct lsh_run {
+    uint16_t *codes;                 /* [q head][l] */
+    struct an_accumulator *partials; /* [q head][segment] */
+    float *sums;
+};
+static struct lsh_run run;
+
+static struct an_index_query query_of(const struct bench_layer *layer, uint64_t head)
+{
+    uint32_t dim = layer->shape.head_dim;
+    return (struct an_index_query){.q = layer->q + head * dim,
+                                   .q_scaled = layer->q_scaled + head * dim,
+                                   .codes = run.codes + head * layer->params.estimator.l};
+}
+
+static void lsh_piece(void *context, uint64_t index, uint32_t thread)
+{
+    struct bench_layer *layer = context;
+    uint64_t head = index / layer->segments_a_head;
+    uint64_t kv_head = head / pp_shape_group(&layer->shape);
+    const struct bench_segment *segment =
+        &layer->segments[kv_head * layer->segments_a_head + index % layer->segments_a_head];
+    struct an_index_query query = query_of(layer, head);
+    struct an_accumulator *partial = &run.partials[index];
+    an_accumulator_clear(partial, layer->shape.head_dim);
+    an_index_attend(segment->index, &layer->params, &segment->rows, 0, segment->tokens, &query,
+                    layer->scratch[thread], partial);
+}
+
+static void lsh_attend(struct bench_layer *layer)
+{
+    uint32_t segments = layer->segments_a_head;
+    pp_hash_queries(layer->params.hash, layer->q, layer->shape.q_heads, run.codes);
+    pp_team_for(layer->threads, (uint64_t)layer->shape.q_heads * segments, lsh_piece, layer);
+    for (uint32_t h = 0; h < layer->shape.q_heads; ++h) {
+        for (uint32_t s = 1; s < segments; ++s) {
+            an_accumulator_merge(&run.partials[h * segments], &run.partials[h * segments + s],
+                                 layer->shape.head_dim);
+        }
+    }
+}
+
+static enum pp_status lsh_run_make(struct bench_layer *layer)
+{
+    uint32_t dim = layer->shape.head_dim;
+    uint32_t count = layer->shape.q_heads * layer->segments_a_head;
+    run.codes = calloc(layer->shape.q_heads * (uint64_t)layer->params.estimator.l, 2);
+    run.partials = calloc(count, sizeof(*run.partials));
+    run.sums = calloc(count * 2ull * dim, sizeof(*run.sums));
+    if (run.codes == NULL || run.partials == NULL || run.sums == NULL) {
+        return PP_MEMORY;
+    }
+    for (uint32_t i = 0; i < count; ++i) {
+        run.partials[i].o = run.sums + i * 2ull * dim;
+        run.partials[i].b1 = run.partials[i].o + dim;
+    }
+    return bench_layer_build(layer);
+}
+
+/* Rows the sample reads: share of all a q head, and distinct ones a kv head. */
+static enum pp_status count_rows(struct bench_layer *layer, double *share_q, double *share_kv)
+{
+    uint64_t reads = 0;
+    uint64_t distinct = 0;
+    uint32_t group = pp_shape_group(&layer->shape);
+    uint16_t *ids = malloc(PP_SEGMENT_TOKENS_MAX * sizeof(*ids));
+    float *log_u = malloc(PP_SEGMENT_TOKENS_MAX * sizeof(*log_u));
+    uint8_t *seen = malloc(PP_SEGMENT_TOKENS_MAX);
+    bool ready = ids != NULL && log_u != NULL && seen != NULL;
+    for (uint32_t i = 0; ready && i < layer->shape.kv_heads * layer->segments_a_head; ++i) {
+        const struct bench_segment *segment = &layer->segments[i];
+        memset(seen, 0, PP_SEGMENT_TOKENS_MAX);
+        for (uint32_t g = 0; g < group; ++g) {
+            struct an_index_query query =
+                query_of(layer, (uint64_t)(i / layer->segments_a_head) * group + g);
+            uint32_t count =
+                an_index_sample(segment->index, &layer->params, &segment->rows, 0, segment->tokens,
+                                &query, layer->scratch[0], ids, log_u);
+            reads += count;
+            for (uint32_t r = 0; r < count; ++r) {
+                distinct += seen[ids[r]] == 0;
+                seen[ids[r]] = 1;
+            }
+        }
+    }
+    free(ids);
+    free(log_u);
+    free(seen);
+    *share_q = (double)reads / (double)(layer->tokens * layer->shape.q_heads);
+    *share_kv = (double)distinct / (double)(layer->tokens * layer->shape.kv_heads);
+    return ready ? PP_OK : PP_MEMORY;
+}
+
+static enum pp_status measure(struct bench_layer *layer, bool lsh)
+{
+    static double times[3][ROUNDS_MAX];
+    double share_q = 1.0;
+    double share_kv = 1.0;
+    if (lsh) {
+        PP_TRY(lsh_run_make(layer));
+        lsh_attend(layer);
+        PP_TRY(count_rows(layer, &share_q, &share_kv));
+    }
+    double spent_ms = 0.0;
+    uint32_t rounds = 0;
+    for (uint32_t i = 0; i < ROUNDS_MAX + WARM_ROUNDS; ++i) {
+        double stream = bench_time_ms(bench_layer_stream, layer);
+        double exact = bench_time_ms(bench_layer_exact, layer);
+        double sampled = lsh ? bench_time_ms(lsh_attend, layer) : exact;
+        if (i < WARM_ROUNDS) {
+            continue;
+        }
+        times[0][rounds] = stream;
+        times[1][rounds] = exact;
+        times[2][rounds++] = sampled;
+        spent_ms += stream + exact + (lsh ? sampled : 0.0);
+        if (spent_ms > settings.seconds * 1e3 && rounds >= ROUNDS_MIN) {
+            break;
+        }
+    }
+    double read_gb = (lsh ? share_kv : 1.0) * (double)layer->rows_bytes * 1e-9;
+    double least = bench_min(times[2], rounds);
+    double median = bench_median(times[2], rounds);
+    json_t *report = json_object();
+    json_object_set_new(report, "bench", json_string("attend"));
+    json_object_set_new(report, "estimator", json_string(settings.estimator));
+    json_object_set_new(report, "tokens", json_integer((json_int_t)layer->tokens));
+    json_object_set_new(report, "ms_median", json_real(median));
+    json_object_set_new(report, "ms_min", json_real(least));
+    json_object_set_new(report, "rows_share", json_real(share_kv));
+    json_object_set_new(report, "rows_share_q_head", json_real(share_q));
+    json_object_set_new(report, "gbps", json_real(read_gb / (median * 1e-3)));
+    json_object_set_new(
+        report, "stream_gbps",
+        json_real((double)layer->rows_bytes * 1e-6 / bench_median(times[0], rounds)));
+    json_object_set_new(report, "exact_ms_median", json_real(bench_median(times[1], rounds)));
+    return bench_report(report, layer->threads, PP_COMMIT, settings.json);
+}
+
+static enum pp_status parse_dtype(enum pp_dtype *dtype_out)
+{
+    for (enum pp_dtype dtype = PP_BF16; dtype <= PP_F32; ++dtype) {
+        if (strcmp(settings.dtype, pp_dtype_name(dtype)) == 0) {
+            *dtype_out = dtype;
+            return PP_OK;
+        }
+    }
+    return PP_INVALID_ARGUMENT;
+}
+
+static enum pp_status run_bench(void)
+{
+    static struct bench_layer layer;
+    struct pp_estimator estimator = {.kind = PP_LSH,
+                                     .k = (uint32_t)settings.k,
+                                     .l = (uint32_t)settings.l,
+                                     .t = (uint32_t)settings.t};
+    struct pp_shape shape = {.layers = 1,
+                             .q_heads = (uint32_t)settings.q_heads,
+                             .kv_heads = (uint32_t)settings.kv_heads,
+                             .head_dim = (uint32_t)settings.dim,
+                             .scale = 1.0f / sqrtf((float)settings.dim)};
+    PP_TRY(parse_dtype(&shape.kv_dtype));
+    PP_TRY(pp_estimator_resolve(&estimator));
+    bool lsh = strcmp(settings.estimator, "lsh") == 0;
+    if ((!lsh && strcmp(settings.estimator, "exact") != 0) || settings.bits != 0 ||
+        settings.rows_share != 0.0) {
+        return PP_UNIMPLEMENTED;
+    }
+    uint32_t threads =
+        settings.threads == 0 ? pp_team_threads_default() : (uint32_t)settings.threads;
+    PP_TRY(bench_layer_make(&shape, &estimator, settings.tokens, threads, &layer));
+    enum pp_status status = measure(&layer, lsh);
+    free(run.codes);
+    free(run.partials);
+    free(run.sums);
+    bench_layer_free(&layer);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    struct pp_options *parsed = NULL;
+    enum pp_options_outcome outcome;
+    struct pp_options_spec spec = {
+        .program = "attend_bench",
+        .summary = "Measures one layer's attend against memory and the exact attend.",
+        .version = PP_VERSION,
+        .options = options,
+        .option_count = sizeof(options) / sizeof(options[0]),
+        .tolerate_foreign_environment = true,
+    };
+    if (pp_options_parse(&spec, argc, argv, environ, stdout, stderr, &outcome, &parsed) != PP_OK) {
+        return 2;
+    }
+    enum pp_status status = outcome == PP_OPTIONS_RUN ? run_bench() : PP_OK;
+    if (status != PP_OK) {
+        fprintf(stderr, "attend_bench: %s\n", pp_status_name(status));
+    }
+    pp_options_destroy(parsed);
+    return status == PP_OK ? 0 : 1;
+}

@@ -1,0 +1,141 @@
+/*
+ * The index build of one layer, all segments of all kv heads over the team, beside the exact attend
+ * of the same run. hash_ms is the hashing alone (a run of its own), index_ms the rest of the build.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/bench_common.h"
+#include "bench/bench_layer.h"
+#include "common/base/options.h"
+#include "common/run/team.h"
+
+#define ROUNDS 5u
+
+extern char **environ;
+
+static struct settings {
+    const char *estimator, *json;
+    uint64_t tokens, kv_heads, dim, k, l, bits, threads;
+} settings;
+
+#define NUMBER(n, f, d, h)                                                                         \
+    {                                                                                              \
+        .name = n, .kind = PP_OPTION_U64, .target = &settings.f, .default_text = d,                \
+        .value_name = "N", .help = h                                                               \
+    }
+#define TEXT(n, f, d, v, h)                                                                        \
+    {                                                                                              \
+        .name = n, .kind = PP_OPTION_TEXT, .target = &settings.f, .default_text = d,               \
+        .value_name = v, .help = h                                                                 \
+    }
+
+static const struct pp_option options[] = {
+    NUMBER("tokens", tokens, "98304", "Held tokens."),
+    NUMBER("kv-heads", kv_heads, "8", "K/V heads; the exact attend has four query heads for each."),
+    NUMBER("dim", dim, "128", "Head dimension."),
+    TEXT("estimator", estimator, "lsh", "NAME", "lsh."),
+    NUMBER("k", k, "10", "lsh: bits a table."),
+    NUMBER("l", l, "150", "lsh: tables."),
+    NUMBER("bits", bits, "0", "sketch: bits a dimension. This build has no sketch: only 0."),
+    NUMBER("threads", threads, "0", "Threads; 0: what this process may use."),
+    TEXT("json", json, "", "PATH", "Append the report here."),
+};
+
+static void hash_piece(void *context, uint64_t index, uint32_t thread)
+{
+    struct bench_layer *layer = context;
+    const struct bench_segment *segment = &layer->segments[index];
+    pp_hash_keys(layer->params.hash, segment->rows.base, segment->rows.row_bytes,
+                 segment->rows.dtype, segment->centre, segment->tokens, layer->scratch[thread],
+                 (segment->tokens + 31ull) & ~31ull);
+}
+
+static void hash_all(struct bench_layer *layer)
+{
+    pp_team_for(layer->threads, layer->shape.kv_heads * (uint64_t)layer->segments_a_head,
+                hash_piece, layer);
+}
+
+static enum pp_status build_status;
+
+static void build_all(struct bench_layer *layer)
+{
+    build_status = bench_layer_build(layer);
+}
+
+static enum pp_status measure(struct bench_layer *layer)
+{
+    double hash[ROUNDS];
+    double total[ROUNDS];
+    double exact[ROUNDS];
+    build_all(layer);
+    PP_TRY(build_status);
+    for (uint32_t i = 0; i < ROUNDS; ++i) {
+        exact[i] = bench_time_ms(bench_layer_exact, layer);
+        hash[i] = bench_time_ms(hash_all, layer);
+        total[i] = bench_time_ms(build_all, layer);
+    }
+    double hash_ms = bench_median(hash, ROUNDS);
+    double total_ms = bench_median(total, ROUNDS);
+    json_t *report = json_object();
+    json_object_set_new(report, "bench", json_string("build"));
+    json_object_set_new(report, "estimator", json_string(settings.estimator));
+    json_object_set_new(report, "tokens", json_integer((json_int_t)layer->tokens));
+    json_object_set_new(report, "hash_ms", json_real(hash_ms));
+    json_object_set_new(report, "index_ms", json_real(total_ms - hash_ms));
+    json_object_set_new(report, "total_ms", json_real(total_ms));
+    json_object_set_new(report, "exact_ms_median", json_real(bench_median(exact, ROUNDS)));
+    json_object_set_new(
+        report, "bytes_per_token_kv_head",
+        json_real((double)layer->index_bytes / (double)(layer->tokens * layer->shape.kv_heads)));
+    return bench_report(report, layer->threads, PP_COMMIT, settings.json);
+}
+
+static enum pp_status run_bench(void)
+{
+    static struct bench_layer layer;
+    struct pp_estimator estimator = {
+        .kind = PP_LSH, .k = (uint32_t)settings.k, .l = (uint32_t)settings.l};
+    struct pp_shape shape = {.layers = 1,
+                             .q_heads = (uint32_t)settings.kv_heads * 4,
+                             .kv_heads = (uint32_t)settings.kv_heads,
+                             .head_dim = (uint32_t)settings.dim,
+                             .scale = 1.0f / sqrtf((float)settings.dim),
+                             .kv_dtype = PP_BF16};
+    PP_TRY(pp_estimator_resolve(&estimator));
+    if (strcmp(settings.estimator, "lsh") != 0 || settings.bits != 0) {
+        return PP_UNIMPLEMENTED;
+    }
+    uint32_t threads =
+        settings.threads == 0 ? pp_team_threads_default() : (uint32_t)settings.threads;
+    PP_TRY(bench_layer_make(&shape, &estimator, settings.tokens, threads, &layer));
+    enum pp_status status = measure(&layer);
+    bench_layer_free(&layer);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    struct pp_options *parsed = NULL;
+    enum pp_options_outcome outcome;
+    struct pp_options_spec spec = {
+        .program = "build_bench",
+        .summary = "Measures the index build of one layer.",
+        .version = PP_VERSION,
+        .options = options,
+        .option_count = sizeof(options) / sizeof(options[0]),
+        .tolerate_foreign_environment = true,
+    };
+    if (pp_options_parse(&spec, argc, argv, environ, stdout, stderr, &outcome, &parsed) != PP_OK) {
+        return 2;
+    }
+    enum pp_status status = outcome == PP_OPTIONS_RUN ? run_bench() : PP_OK;
+    if (status != PP_OK) {
+        fprintf(stderr, "build_bench: %s\n", pp_status_name(status));
+    }
+    pp_options_destroy(parsed);
+    return status == PP_OK ? 0 : 1;
+}
