@@ -160,12 +160,29 @@ static enum pp_status need_token(const struct gw_chat *chat, const char *text, c
     return PP_OK;
 }
 
+/* The default text comes from the file: what no message could say must not fail every message. */
+static enum pp_status check_default(const struct gw_chat *chat, char *error_out, size_t error_bytes)
+{
+    uint32_t *ids = NULL;
+    size_t count = 0;
+    const enum pp_status status = gw_tokenizer_encode(
+        chat->tokenizer, chat->default_system, strlen(chat->default_system), false, &ids, &count);
+    if (status != PP_OK) {
+        (void)snprintf(error_out, error_bytes,
+                       "the chat template's default system text cannot be encoded (no UTF-8?)");
+        return status;
+    }
+    free(ids);
+    return PP_OK;
+}
+
 enum pp_status gw_chat_init(struct gw_chat *chat, const struct gw_gguf *gguf,
                             const struct gw_tokenizer *tokenizer, const char *name, char *error_out,
                             size_t error_bytes)
 {
     struct gw_chat made = {.tokenizer = tokenizer};
     PP_TRY(pick_family(&made, gguf, name, error_out, error_bytes));
+    PP_TRY(check_default(&made, error_out, error_bytes));
     made.has_begin = gw_tokenizer_adds_bos(tokenizer, &made.begin_id);
     if (made.family == GW_CHAT_CHATML) {
         PP_TRY(need_token(&made, "<|im_start|>", error_out, error_bytes, &made.open_id));

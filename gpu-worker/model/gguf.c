@@ -30,16 +30,16 @@ static void report(char *error_out, size_t error_bytes, const char *path, const 
 enum pp_status gw_gguf_parse(const uint8_t *data, uint64_t bytes, char *error_out,
                              size_t error_bytes, struct gw_gguf **gguf_out)
 {
-    struct gguf_reader reader = {
+    struct gw_gguf_reader reader = {
         .data = data, .bytes = bytes, .error = error_out, .error_bytes = error_bytes};
     struct gw_gguf *gguf = calloc(1, sizeof(*gguf));
     enum pp_status status = PP_MEMORY;
     if (gguf != NULL) {
         gguf->data = data;
         gguf->bytes = bytes;
-        status = gguf_read(&reader, gguf);
+        status = gw_gguf_read(&reader, gguf);
         if (status == PP_OK) {
-            status = gguf_check_tensors(&reader, gguf);
+            status = gw_gguf_check_tensors(&reader, gguf);
         }
     }
     if (status == PP_MEMORY && error_bytes > 0) {
@@ -152,14 +152,14 @@ void gw_gguf_close(struct gw_gguf *gguf)
 
 static int name_against_entry(const void *name, const void *entry)
 {
-    return strcmp(name, (*(struct gguf_tensor_entry *const *)entry)->name);
+    return strcmp(name, (*(struct gw_gguf_tensor_entry *const *)entry)->name);
 }
 
 const struct gw_tensor *gw_gguf_tensor(const struct gw_gguf *gguf, const char *name)
 {
-    struct gguf_tensor_entry *const *found =
-        bsearch(name, gguf->tensors_by_name, gguf->tensor_count, sizeof(struct gguf_tensor_entry *),
-                name_against_entry);
+    struct gw_gguf_tensor_entry *const *found =
+        bsearch(name, gguf->tensors_by_name, gguf->tensor_count,
+                sizeof(struct gw_gguf_tensor_entry *), name_against_entry);
     return found == NULL ? NULL : &(*found)->tensor;
 }
 
@@ -176,23 +176,23 @@ const struct gw_tensor *gw_gguf_tensor_at(const struct gw_gguf *gguf, uint64_t i
 
 static int key_against_value(const void *key, const void *value)
 {
-    const struct gguf_value *entry = value;
+    const struct gw_gguf_value *entry = value;
     const size_t bytes = strlen(key);
     const size_t least = bytes < entry->key_bytes ? bytes : entry->key_bytes;
     const int order = memcmp(key, entry->key, least);
     return order != 0 ? order : (bytes > entry->key_bytes) - (bytes < entry->key_bytes);
 }
 
-const struct gguf_value *gguf_find(const struct gw_gguf *gguf, const char *key)
+const struct gw_gguf_value *gw_gguf_find(const struct gw_gguf *gguf, const char *key)
 {
     return bsearch(key, gguf->values, gguf->value_count, sizeof(*gguf->values), key_against_value);
 }
 
 /* An integer of any width; negative_out tells a negative one (two's complement in bits_out). */
-static bool load_integer(enum gguf_value_type type, const uint8_t *data, uint64_t *bits_out,
+static bool load_integer(enum gw_gguf_value_type type, const uint8_t *data, uint64_t *bits_out,
                          bool *negative_out)
 {
-    const uint32_t bytes = gguf_value_bytes(type);
+    const uint32_t bytes = gw_gguf_value_bytes(type);
     uint64_t bits = 0;
     bool is_signed = false;
     switch (type) {
@@ -222,7 +222,7 @@ static bool load_integer(enum gguf_value_type type, const uint8_t *data, uint64_
 
 enum pp_status gw_gguf_u64(const struct gw_gguf *gguf, const char *key, uint64_t *value_out)
 {
-    const struct gguf_value *value = gguf_find(gguf, key);
+    const struct gw_gguf_value *value = gw_gguf_find(gguf, key);
     if (value == NULL) {
         return PP_NOT_FOUND;
     }
@@ -237,7 +237,7 @@ enum pp_status gw_gguf_u64(const struct gw_gguf *gguf, const char *key, uint64_t
 
 enum pp_status gw_gguf_f64(const struct gw_gguf *gguf, const char *key, double *value_out)
 {
-    const struct gguf_value *value = gguf_find(gguf, key);
+    const struct gw_gguf_value *value = gw_gguf_find(gguf, key);
     if (value == NULL) {
         return PP_NOT_FOUND;
     }
@@ -265,7 +265,7 @@ enum pp_status gw_gguf_f64(const struct gw_gguf *gguf, const char *key, double *
 
 enum pp_status gw_gguf_bool(const struct gw_gguf *gguf, const char *key, bool *value_out)
 {
-    const struct gguf_value *value = gguf_find(gguf, key);
+    const struct gw_gguf_value *value = gw_gguf_find(gguf, key);
     if (value == NULL) {
         return PP_NOT_FOUND;
     }
@@ -287,7 +287,7 @@ static void load_string(const uint8_t *data, const char **text_out, size_t *byte
 enum pp_status gw_gguf_string(const struct gw_gguf *gguf, const char *key, const char **text_out,
                               size_t *bytes_out)
 {
-    const struct gguf_value *value = gguf_find(gguf, key);
+    const struct gw_gguf_value *value = gw_gguf_find(gguf, key);
     if (value == NULL) {
         return PP_NOT_FOUND;
     }
@@ -300,7 +300,7 @@ enum pp_status gw_gguf_string(const struct gw_gguf *gguf, const char *key, const
 
 enum pp_status gw_gguf_array_count(const struct gw_gguf *gguf, const char *key, uint64_t *count_out)
 {
-    const struct gguf_value *value = gguf_find(gguf, key);
+    const struct gw_gguf_value *value = gw_gguf_find(gguf, key);
     if (value == NULL) {
         return PP_NOT_FOUND;
     }
@@ -314,7 +314,7 @@ enum pp_status gw_gguf_array_count(const struct gw_gguf *gguf, const char *key, 
 enum pp_status gw_gguf_array_string(const struct gw_gguf *gguf, const char *key, uint64_t index,
                                     const char **text_out, size_t *bytes_out)
 {
-    const struct gguf_value *value = gguf_find(gguf, key);
+    const struct gw_gguf_value *value = gw_gguf_find(gguf, key);
     if (value == NULL) {
         return PP_NOT_FOUND;
     }
@@ -328,7 +328,7 @@ enum pp_status gw_gguf_array_string(const struct gw_gguf *gguf, const char *key,
 enum pp_status gw_gguf_array_i64(const struct gw_gguf *gguf, const char *key, uint64_t index,
                                  int64_t *value_out)
 {
-    const struct gguf_value *value = gguf_find(gguf, key);
+    const struct gw_gguf_value *value = gw_gguf_find(gguf, key);
     if (value == NULL) {
         return PP_NOT_FOUND;
     }
@@ -337,7 +337,7 @@ enum pp_status gw_gguf_array_i64(const struct gw_gguf *gguf, const char *key, ui
     }
     uint64_t bits = 0;
     bool negative = false;
-    const uint8_t *data = value->data + index * gguf_value_bytes(value->type);
+    const uint8_t *data = value->data + index * gw_gguf_value_bytes(value->type);
     if (!load_integer(value->type, data, &bits, &negative) || (!negative && bits > INT64_MAX)) {
         return PP_INVALID_ARGUMENT;
     }

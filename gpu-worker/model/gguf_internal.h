@@ -1,6 +1,6 @@
 /*
- * What gguf.c, gguf_read.c and gguf_check.c share: the tables made of a file, and the reader that
- * walks its bytes. Not included from elsewhere.
+ * What gguf.c, gguf_read.c and gguf_check.c share: the tables made of a file, and the reader
+ * that walks its bytes. Not included from elsewhere.
  */
 #ifndef PIGPEN_GPU_WORKER_MODEL_GGUF_INTERNAL_H
 #define PIGPEN_GPU_WORKER_MODEL_GGUF_INTERNAL_H
@@ -22,7 +22,7 @@ enum {
 };
 
 /* Types of values, as in the file. */
-enum gguf_value_type {
+enum gw_gguf_value_type {
     GGUF_U8 = 0,
     GGUF_I8 = 1,
     GGUF_U16 = 2,
@@ -39,17 +39,17 @@ enum gguf_value_type {
     GGUF_VALUE_TYPES = 13,
 };
 
-struct gguf_value {
+struct gw_gguf_value {
     const char *key; /* in the file's bytes, key_bytes of them, without NUL */
     uint32_t key_bytes;
-    enum gguf_value_type type; /* of the entries when it is an array */
+    enum gw_gguf_value_type type; /* of the entries when it is an array */
     bool array;
     uint64_t count;      /* of entries; 1 when it is no array */
     const uint8_t *data; /* the first entry; strings: its length */
     uint64_t *offsets;   /* owned; arrays of strings only: of each entry from data */
 };
 
-struct gguf_tensor_entry {
+struct gw_gguf_tensor_entry {
     struct gw_tensor tensor; /* first, so that a pointer to it is one to the entry */
     uint64_t offset;         /* from the start of the data section */
     char name[GGUF_NAME_BYTES_MAX + 1];
@@ -60,15 +60,15 @@ struct gw_gguf {
     uint64_t bytes;
     uint8_t *mapping; /* owned; NULL when the bytes are the caller's */
     uint64_t mapping_bytes;
-    struct gguf_value *values; /* sorted by key once read */
+    struct gw_gguf_value *values; /* sorted by key once read */
     uint64_t value_count;
-    struct gguf_tensor_entry *tensors; /* in the file's order */
+    struct gw_gguf_tensor_entry *tensors; /* in the file's order */
     uint64_t tensor_count;
-    struct gguf_tensor_entry **tensors_by_name;
+    struct gw_gguf_tensor_entry **tensors_by_name;
     uint64_t alignment;
 };
 
-struct gguf_reader {
+struct gw_gguf_reader {
     const uint8_t *data;
     uint64_t bytes;
     uint64_t position; /* <= bytes */
@@ -78,21 +78,22 @@ struct gguf_reader {
 
 /* Writes the message (printf form) and returns PP_INVALID_ARGUMENT. */
 __attribute__((format(printf, 2, 3))) PP_MUST_USE enum pp_status
-gguf_fail(struct gguf_reader *reader, const char *format, ...);
+gw_gguf_fail(struct gw_gguf_reader *reader, const char *format, ...);
 
 /* A name or key of the file made fit for a message: at most 64 bytes, odd ones as '?'. */
-struct gguf_printable {
+struct gw_gguf_printable {
     char text[68];
 };
-struct gguf_printable gguf_printable(const char *text, uint64_t bytes);
+struct gw_gguf_printable gw_gguf_printable(const char *text, uint64_t bytes);
 
 /* Bytes of one value of a fixed size, 0 for strings and arrays. */
-uint32_t gguf_value_bytes(enum gguf_value_type type);
+uint32_t gw_gguf_value_bytes(enum gw_gguf_value_type type);
 
-/* Header, keys and tensor infos into the tables; then gguf_check_tensors places the data. */
-PP_MUST_USE enum pp_status gguf_read(struct gguf_reader *reader, struct gw_gguf *gguf);
-PP_MUST_USE enum pp_status gguf_check_tensors(struct gguf_reader *reader, struct gw_gguf *gguf);
+/* Header, keys and tensor infos into the tables; then gw_gguf_check_tensors places the data. */
+PP_MUST_USE enum pp_status gw_gguf_read(struct gw_gguf_reader *reader, struct gw_gguf *gguf);
+PP_MUST_USE enum pp_status gw_gguf_check_tensors(struct gw_gguf_reader *reader,
+                                                 struct gw_gguf *gguf);
 
-const struct gguf_value *gguf_find(const struct gw_gguf *gguf, const char *key);
+const struct gw_gguf_value *gw_gguf_find(const struct gw_gguf *gguf, const char *key);
 
 #endif

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum pp_status gguf_fail(struct gguf_reader *reader, const char *format, ...)
+enum pp_status gw_gguf_fail(struct gw_gguf_reader *reader, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -22,9 +22,9 @@ enum pp_status gguf_fail(struct gguf_reader *reader, const char *format, ...)
     return PP_INVALID_ARGUMENT;
 }
 
-struct gguf_printable gguf_printable(const char *text, uint64_t bytes)
+struct gw_gguf_printable gw_gguf_printable(const char *text, uint64_t bytes)
 {
-    struct gguf_printable printable;
+    struct gw_gguf_printable printable;
     const size_t room = sizeof(printable.text) - 4;
     size_t count = bytes < room ? (size_t)bytes : room;
     for (size_t index = 0; index < count; index++) {
@@ -39,7 +39,7 @@ struct gguf_printable gguf_printable(const char *text, uint64_t bytes)
     return printable;
 }
 
-uint32_t gguf_value_bytes(enum gguf_value_type type)
+uint32_t gw_gguf_value_bytes(enum gw_gguf_value_type type)
 {
     static const uint8_t BYTES[GGUF_VALUE_TYPES] = {
         [GGUF_U8] = 1,  [GGUF_I8] = 1,  [GGUF_U16] = 2, [GGUF_I16] = 2,
@@ -49,31 +49,31 @@ uint32_t gguf_value_bytes(enum gguf_value_type type)
     return BYTES[type];
 }
 
-static uint64_t bytes_left(const struct gguf_reader *reader)
+static uint64_t bytes_left(const struct gw_gguf_reader *reader)
 {
     return reader->bytes - reader->position;
 }
 
-static enum pp_status read_bytes(struct gguf_reader *reader, void *value_out, uint64_t bytes)
+static enum pp_status read_bytes(struct gw_gguf_reader *reader, void *value_out, uint64_t bytes)
 {
     if (bytes > bytes_left(reader)) {
-        return gguf_fail(reader, "the file ends at byte %llu, in the middle of its header",
-                         (unsigned long long)reader->bytes);
+        return gw_gguf_fail(reader, "the file ends at byte %llu, in the middle of its header",
+                            (unsigned long long)reader->bytes);
     }
     memcpy(value_out, reader->data + reader->position, bytes);
     reader->position += bytes;
     return PP_OK;
 }
 
-static enum pp_status read_string(struct gguf_reader *reader, const char *what, uint64_t bytes_max,
-                                  const char **text_out, uint64_t *bytes_out)
+static enum pp_status read_string(struct gw_gguf_reader *reader, const char *what,
+                                  uint64_t bytes_max, const char **text_out, uint64_t *bytes_out)
 {
     uint64_t bytes = 0;
     PP_TRY(read_bytes(reader, &bytes, sizeof(bytes)));
     if (bytes > bytes_left(reader) || bytes > bytes_max) {
-        return gguf_fail(reader, "%s at byte %llu claims %llu bytes (%llu left, %llu allowed)",
-                         what, (unsigned long long)reader->position, (unsigned long long)bytes,
-                         (unsigned long long)bytes_left(reader), (unsigned long long)bytes_max);
+        return gw_gguf_fail(reader, "%s at byte %llu claims %llu bytes (%llu left, %llu allowed)",
+                            what, (unsigned long long)reader->position, (unsigned long long)bytes,
+                            (unsigned long long)bytes_left(reader), (unsigned long long)bytes_max);
     }
     *text_out = (const char *)reader->data + reader->position;
     *bytes_out = bytes;
@@ -82,43 +82,43 @@ static enum pp_status read_string(struct gguf_reader *reader, const char *what, 
 }
 
 /* Keys and names: not empty and without NUL. */
-static enum pp_status read_name(struct gguf_reader *reader, const char *what, uint64_t bytes_max,
+static enum pp_status read_name(struct gw_gguf_reader *reader, const char *what, uint64_t bytes_max,
                                 const char **text_out, uint64_t *bytes_out)
 {
     const char *text = NULL;
     uint64_t bytes = 0;
     PP_TRY(read_string(reader, what, bytes_max, &text, &bytes));
     if (bytes == 0) {
-        return gguf_fail(reader, "%s at byte %llu is empty", what,
-                         (unsigned long long)reader->position);
+        return gw_gguf_fail(reader, "%s at byte %llu is empty", what,
+                            (unsigned long long)reader->position);
     }
     if (memchr(text, 0, bytes) != NULL) {
-        return gguf_fail(reader, "%s '%s' holds a NUL byte", what,
-                         gguf_printable(text, bytes).text);
+        return gw_gguf_fail(reader, "%s '%s' holds a NUL byte", what,
+                            gw_gguf_printable(text, bytes).text);
     }
     *text_out = text;
     *bytes_out = bytes;
     return PP_OK;
 }
 
-static enum pp_status read_type(struct gguf_reader *reader, const struct gguf_value *value,
-                                bool in_array, enum gguf_value_type *type_out)
+static enum pp_status read_type(struct gw_gguf_reader *reader, const struct gw_gguf_value *value,
+                                bool in_array, enum gw_gguf_value_type *type_out)
 {
     uint32_t type = 0;
     PP_TRY(read_bytes(reader, &type, sizeof(type)));
     if (type >= GGUF_VALUE_TYPES) {
-        return gguf_fail(reader, "key '%s' has the unknown type %u",
-                         gguf_printable(value->key, value->key_bytes).text, type);
+        return gw_gguf_fail(reader, "key '%s' has the unknown type %u",
+                            gw_gguf_printable(value->key, value->key_bytes).text, type);
     }
     if (in_array && type == GGUF_ARRAY) {
-        return gguf_fail(reader, "key '%s' holds an array of arrays, which is not supported",
-                         gguf_printable(value->key, value->key_bytes).text);
+        return gw_gguf_fail(reader, "key '%s' holds an array of arrays, which is not supported",
+                            gw_gguf_printable(value->key, value->key_bytes).text);
     }
-    *type_out = (enum gguf_value_type)type;
+    *type_out = (enum gw_gguf_value_type)type;
     return PP_OK;
 }
 
-static enum pp_status read_string_array(struct gguf_reader *reader, struct gguf_value *value)
+static enum pp_status read_string_array(struct gw_gguf_reader *reader, struct gw_gguf_value *value)
 {
     const uint64_t start = reader->position;
     if (value->count == 0) {
@@ -138,24 +138,25 @@ static enum pp_status read_string_array(struct gguf_reader *reader, struct gguf_
 }
 
 /* Steps over value->count entries of a fixed size. */
-static enum pp_status skip_fixed(struct gguf_reader *reader, struct gguf_value *value)
+static enum pp_status skip_fixed(struct gw_gguf_reader *reader, struct gw_gguf_value *value)
 {
-    const uint64_t bytes = value->count * gguf_value_bytes(value->type);
+    const uint64_t bytes = value->count * gw_gguf_value_bytes(value->type);
     if (bytes > bytes_left(reader)) {
-        return gguf_fail(reader, "the file ends in the middle of key '%s'",
-                         gguf_printable(value->key, value->key_bytes).text);
+        return gw_gguf_fail(reader, "the file ends in the middle of key '%s'",
+                            gw_gguf_printable(value->key, value->key_bytes).text);
     }
     for (uint64_t index = 0; value->type == GGUF_BOOL && index < value->count; index++) {
         if (value->data[index] > 1) {
-            return gguf_fail(reader, "key '%s' is a bool of value %u",
-                             gguf_printable(value->key, value->key_bytes).text, value->data[index]);
+            return gw_gguf_fail(reader, "key '%s' is a bool of value %u",
+                                gw_gguf_printable(value->key, value->key_bytes).text,
+                                value->data[index]);
         }
     }
     reader->position += bytes;
     return PP_OK;
 }
 
-static enum pp_status read_value(struct gguf_reader *reader, struct gguf_value *value)
+static enum pp_status read_value(struct gw_gguf_reader *reader, struct gw_gguf_value *value)
 {
     uint64_t key_bytes = 0;
     PP_TRY(read_name(reader, "a key", GGUF_KEY_BYTES_MAX, &value->key, &key_bytes));
@@ -166,11 +167,11 @@ static enum pp_status read_value(struct gguf_reader *reader, struct gguf_value *
     if (value->array) {
         PP_TRY(read_type(reader, value, true, &value->type));
         PP_TRY(read_bytes(reader, &value->count, sizeof(value->count)));
-        uint64_t entry_bytes = value->type == GGUF_STRING ? 8 : gguf_value_bytes(value->type);
+        uint64_t entry_bytes = value->type == GGUF_STRING ? 8 : gw_gguf_value_bytes(value->type);
         if (value->count > bytes_left(reader) / entry_bytes) {
-            return gguf_fail(reader, "key '%s' claims %llu entries, more than the file can hold",
-                             gguf_printable(value->key, value->key_bytes).text,
-                             (unsigned long long)value->count);
+            return gw_gguf_fail(reader, "key '%s' claims %llu entries, more than the file can hold",
+                                gw_gguf_printable(value->key, value->key_bytes).text,
+                                (unsigned long long)value->count);
         }
     }
     value->data = reader->data + reader->position;
@@ -187,14 +188,15 @@ static enum pp_status read_value(struct gguf_reader *reader, struct gguf_value *
 
 static int value_compare(const void *left, const void *right)
 {
-    const struct gguf_value *a = left;
-    const struct gguf_value *b = right;
+    const struct gw_gguf_value *a = left;
+    const struct gw_gguf_value *b = right;
     const uint32_t least = a->key_bytes < b->key_bytes ? a->key_bytes : b->key_bytes;
     const int order = memcmp(a->key, b->key, least);
     return order != 0 ? order : (a->key_bytes > b->key_bytes) - (a->key_bytes < b->key_bytes);
 }
 
-static enum pp_status read_values(struct gguf_reader *reader, struct gw_gguf *gguf, uint64_t count)
+static enum pp_status read_values(struct gw_gguf_reader *reader, struct gw_gguf *gguf,
+                                  uint64_t count)
 {
     gguf->values = calloc(count + 1, sizeof(*gguf->values));
     if (gguf->values == NULL) {
@@ -207,16 +209,16 @@ static enum pp_status read_values(struct gguf_reader *reader, struct gw_gguf *gg
     /* Sorting finds twins in O(n log n) whatever the keys are, where a hash could be flooded. */
     qsort(gguf->values, count, sizeof(*gguf->values), value_compare);
     for (uint64_t index = 1; index < count; index++) {
-        const struct gguf_value *value = &gguf->values[index];
+        const struct gw_gguf_value *value = &gguf->values[index];
         if (value_compare(value - 1, value) == 0) {
-            return gguf_fail(reader, "key '%s' stands there twice",
-                             gguf_printable(value->key, value->key_bytes).text);
+            return gw_gguf_fail(reader, "key '%s' stands there twice",
+                                gw_gguf_printable(value->key, value->key_bytes).text);
         }
     }
     return PP_OK;
 }
 
-static enum pp_status read_tensor(struct gguf_reader *reader, struct gguf_tensor_entry *entry)
+static enum pp_status read_tensor(struct gw_gguf_reader *reader, struct gw_gguf_tensor_entry *entry)
 {
     const char *name = NULL;
     uint64_t name_bytes = 0;
@@ -226,8 +228,9 @@ static enum pp_status read_tensor(struct gguf_reader *reader, struct gguf_tensor
     tensor->name = entry->name;
     PP_TRY(read_bytes(reader, &tensor->dim_count, sizeof(tensor->dim_count)));
     if (tensor->dim_count < 1 || tensor->dim_count > GGUF_DIMS_MAX) {
-        return gguf_fail(reader, "tensor '%s' has %u dimensions (1 to %d are allowed)",
-                         gguf_printable(name, name_bytes).text, tensor->dim_count, GGUF_DIMS_MAX);
+        return gw_gguf_fail(reader, "tensor '%s' has %u dimensions (1 to %d are allowed)",
+                            gw_gguf_printable(name, name_bytes).text, tensor->dim_count,
+                            GGUF_DIMS_MAX);
     }
     for (uint32_t dim = 0; dim < GGUF_DIMS_MAX; dim++) {
         tensor->dims[dim] = 1;
@@ -239,10 +242,11 @@ static enum pp_status read_tensor(struct gguf_reader *reader, struct gguf_tensor
     return read_bytes(reader, &entry->offset, sizeof(entry->offset));
 }
 
-static enum pp_status read_tensors(struct gguf_reader *reader, struct gw_gguf *gguf, uint64_t count)
+static enum pp_status read_tensors(struct gw_gguf_reader *reader, struct gw_gguf *gguf,
+                                   uint64_t count)
 {
     gguf->tensors = calloc(count + 1, sizeof(*gguf->tensors));
-    gguf->tensors_by_name = calloc(count + 1, sizeof(struct gguf_tensor_entry *));
+    gguf->tensors_by_name = calloc(count + 1, sizeof(struct gw_gguf_tensor_entry *));
     if (gguf->tensors == NULL || gguf->tensors_by_name == NULL) {
         return PP_MEMORY;
     }
@@ -254,40 +258,40 @@ static enum pp_status read_tensors(struct gguf_reader *reader, struct gw_gguf *g
     return PP_OK;
 }
 
-static enum pp_status read_header(struct gguf_reader *reader, uint64_t *tensor_count_out,
+static enum pp_status read_header(struct gw_gguf_reader *reader, uint64_t *tensor_count_out,
                                   uint64_t *value_count_out)
 {
     char magic[4];
     uint32_t version = 0;
     if (reader->bytes < GGUF_HEADER_BYTES) {
-        return gguf_fail(reader, "%llu bytes are too few for a GGUF file",
-                         (unsigned long long)reader->bytes);
+        return gw_gguf_fail(reader, "%llu bytes are too few for a GGUF file",
+                            (unsigned long long)reader->bytes);
     }
     PP_TRY(read_bytes(reader, magic, sizeof(magic)));
     if (memcmp(magic, "GGUF", sizeof(magic)) != 0) {
-        return gguf_fail(reader, "not a GGUF file (it does not start with 'GGUF')");
+        return gw_gguf_fail(reader, "not a GGUF file (it does not start with 'GGUF')");
     }
     PP_TRY(read_bytes(reader, &version, sizeof(version)));
     if (version != 2 && version != 3) {
-        return gguf_fail(reader, "GGUF version %u%s cannot be read (2 and 3 can)", version,
-                         (version & 0xffff) == 0 ? " (a big-endian file)" : "");
+        return gw_gguf_fail(reader, "GGUF version %u%s cannot be read (2 and 3 can)", version,
+                            (version & 0xffff) == 0 ? " (a big-endian file)" : "");
     }
     PP_TRY(read_bytes(reader, tensor_count_out, sizeof(*tensor_count_out)));
     PP_TRY(read_bytes(reader, value_count_out, sizeof(*value_count_out)));
     if (*value_count_out > GGUF_KEYS_MAX ||
         *value_count_out > bytes_left(reader) / GGUF_KEY_BYTES_LEAST) {
-        return gguf_fail(reader, "the file claims %llu keys, too many",
-                         (unsigned long long)*value_count_out);
+        return gw_gguf_fail(reader, "the file claims %llu keys, too many",
+                            (unsigned long long)*value_count_out);
     }
     if (*tensor_count_out > GGUF_TENSORS_MAX ||
         *tensor_count_out > bytes_left(reader) / GGUF_TENSOR_BYTES_LEAST) {
-        return gguf_fail(reader, "the file claims %llu tensors, too many",
-                         (unsigned long long)*tensor_count_out);
+        return gw_gguf_fail(reader, "the file claims %llu tensors, too many",
+                            (unsigned long long)*tensor_count_out);
     }
     return PP_OK;
 }
 
-enum pp_status gguf_read(struct gguf_reader *reader, struct gw_gguf *gguf)
+enum pp_status gw_gguf_read(struct gw_gguf_reader *reader, struct gw_gguf *gguf)
 {
     uint64_t tensor_count = 0;
     uint64_t value_count = 0;

@@ -134,6 +134,16 @@ static void chatml_without_a_default_writes_none(void **state)
     unload(&fixture);
 }
 
+static void default_that_is_no_utf8_is_refused_at_once(void **state)
+{
+    (void)state;
+    struct fixture fixture;
+    assert_int_equal(load(&fixture, &CHATML, "{{ '<|im_start|>system\nYou\xff<|im_end|>' }}", NULL),
+                     PP_INVALID_ARGUMENT);
+    assert_non_null(strstr(error, "default system text"));
+    unload(&fixture);
+}
+
 static void llama3_begins_once_and_trims(void **state)
 {
     (void)state;
@@ -234,6 +244,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(chatml_takes_its_default_from_the_template),
         cmocka_unit_test(chatml_without_a_default_writes_none),
+        cmocka_unit_test(default_that_is_no_utf8_is_refused_at_once),
         cmocka_unit_test(llama3_begins_once_and_trims),
         cmocka_unit_test(content_never_becomes_a_control_token),
         cmocka_unit_test(unknown_templates_are_refused_with_what_is_supported),

@@ -126,7 +126,9 @@ static size_t merge_plainly(const struct vocab_build *vocab, char (*pieces)[32],
         if (best_rank == SIZE_MAX) {
             return count;
         }
-        strcat(pieces[best_at], pieces[best_at + 1]);
+        const size_t length = strlen(pieces[best_at]);
+        (void)snprintf(pieces[best_at] + length, sizeof(*pieces) - length, "%s",
+                       pieces[best_at + 1]);
         memmove(pieces + best_at + 1, pieces + best_at + 2,
                 (count - best_at - 2) * sizeof(*pieces));
         count--;
