@@ -517,5 +517,37 @@ class NodeTest(unittest.TestCase):
         Part(self.client)
 
 
+class EndTest(unittest.TestCase):
+    def test_sigterm_with_open_streams_and_calls_ends_cleanly(self):
+        for second_signal in (False, True):
+            timeout = "30s" if second_signal else "300ms"
+            node = node_process.Node(PROGRAM, "--memory-limit=1GiB", f"--drain-timeout={timeout}")
+            client = Client(node.address)
+            part = Part(client)
+            rows = np.ones((64, 2, 64), dtype=np.float32)
+            part.append(rows, rows, 0)
+            hold = threading.Event()
+            def requests(first):
+                yield first
+                hold.wait(60)
+            streams = [client.data.AttendStream(requests(
+                part.attend_request(np.ones((1, 6, 64), dtype=np.float32), 64)))
+                for _ in range(50)]
+            for stream in streams:
+                self.assertEqual(next(stream).results[0].status.code, 0)
+            watch = client.health.Watch(health.HealthCheckRequest())
+            self.assertEqual(next(watch).status, health.HealthCheckResponse.SERVING)
+            if second_signal:
+                node.process.terminate()
+                self.assertEqual(next(watch).status, health.HealthCheckResponse.NOT_SERVING)
+            self.assertEqual(node.stop(), 0, "".join(node.lines))
+            hold.set()
+            for stream in streams:
+                with self.assertRaises(grpc.RpcError):
+                    for _ in stream:
+                        pass
+            client.channel.close()
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)
