@@ -19,6 +19,9 @@
 #define GW_HOST_DOT_ROWS  32u
 /* Tokens a piece of a partial: reductions run over these, merged in index order (law 8). */
 #define GW_HOST_TOKEN_BLOCK 1024u
+/* Weights or K/V values below which a call stays on the caller's thread: waking others costs more,
+ * above all where other programs want the cores. */
+#define GW_HOST_TEAM_VALUES_MIN (1u << 20)
 
 struct gw_host_device {
     struct gw_device device; /* first: a gw_device is a gw_host_device */

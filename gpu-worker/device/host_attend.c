@@ -316,8 +316,9 @@ enum pp_status gw_host_attend_partial(struct gw_device *device, struct gw_stream
         }
         return PP_OK;
     }
-    pp_team_for(work.tokens_total <= GW_HOST_KEY_BLOCK ? 1 : host->threads,
-                work.blocks * heads->kv_heads, partial_piece, &work);
+    uint64_t values = work.tokens_total * rows * heads->q_heads * heads->head_dim;
+    pp_team_for(values < GW_HOST_TEAM_VALUES_MIN ? 1 : host->threads, work.blocks * heads->kv_heads,
+                partial_piece, &work);
     partial_merge_pieces(&work);
     return PP_OK;
 }

@@ -110,7 +110,9 @@ enum pp_status gw_host_linear(struct gw_device *device, struct gw_stream *stream
     if (rows <= GW_HOST_DOT_ROWS_MAX) {
         linear_block_sums(host, x, rows, matrix->columns);
         uint64_t pieces = (matrix->rows + GW_HOST_DOT_ROWS - 1) / GW_HOST_DOT_ROWS;
-        pp_team_for(host->threads, pieces, linear_dot_piece, &work);
+        uint64_t values = (uint64_t)rows * matrix->rows * matrix->columns;
+        pp_team_for(values < GW_HOST_TEAM_VALUES_MIN ? 1 : host->threads, pieces, linear_dot_piece,
+                    &work);
         return PP_OK;
     }
     uint64_t tiles = (matrix->rows + GW_HOST_TILE_ROWS - 1) / GW_HOST_TILE_ROWS;
