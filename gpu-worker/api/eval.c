@@ -43,7 +43,6 @@ struct eval_run {
 };
 
 static const char eval_examples[] =
-    "Examples:\n"
     "  gpu-worker eval --text /usr/share/common-licenses/GPL-3 --context 7000\n"
     "  gpu-worker eval --text /usr/share/common-licenses/GPL-3 \\\n"
     "      --nodes a=127.0.0.1:7450,b=127.0.0.1:7451 --estimators exact,lsh:k=10,l=150\n";

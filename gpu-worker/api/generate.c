@@ -45,15 +45,14 @@ struct generate {
 };
 
 static const char generate_examples[] =
-    "Examples:\n"
     "  gpu-worker generate --prompt \"What is the capital of France?\"\n"
     "  gpu-worker generate --prompt-file /usr/share/common-licenses/GPL-3 \\\n"
     "      --prompt \"May I sell copies?\" --nodes a=127.0.0.1:7450,b=127.0.0.1:7451 \\\n"
     "      --estimator lsh --json run.json\n";
 
-static size_t generate_options(struct generate *generate, struct pp_option *table_out)
+static size_t generate_prompt_options(struct generate *generate, struct pp_option *table_out)
 {
-    const struct pp_option own[] = {
+    const struct pp_option table[] = {
         {.name = "prompt",
          .kind = PP_OPTION_TEXT,
          .target = &generate->prompt.prompt,
@@ -83,6 +82,14 @@ static size_t generate_options(struct generate *generate, struct pp_option *tabl
          .group = "Prompt",
          .default_text = "false",
          .help = "Continue the text as it is, without the model's chat template."},
+    };
+    memcpy(table_out, table, sizeof(table));
+    return sizeof(table) / sizeof(table[0]);
+}
+
+static size_t generate_answer_options(struct generate *generate, struct pp_option *table_out)
+{
+    const struct pp_option table[] = {
         {.name = "max-tokens",
          .kind = PP_OPTION_U64,
          .target = &generate->tokens_max,
@@ -134,7 +141,13 @@ static size_t generate_options(struct generate *generate, struct pp_option *tabl
          .help = "How nodes attend: exact, lsh, or lsh:k=10,l=150,t=2 (k bits a table, l tables, t "
                  "of which must collide)."},
     };
-    const struct pp_option output[] = {
+    memcpy(table_out, table, sizeof(table));
+    return sizeof(table) / sizeof(table[0]);
+}
+
+static size_t generate_output_options(struct generate *generate, struct pp_option *table_out)
+{
+    const struct pp_option table[] = {
         {.name = "json",
          .kind = PP_OPTION_TEXT,
          .target = &generate->json_path,
@@ -150,11 +163,17 @@ static size_t generate_options(struct generate *generate, struct pp_option *tabl
          .short_name = 'q',
          .help = "Neither progress nor figures on stderr."},
     };
-    size_t count = sizeof(own) / sizeof(own[0]);
-    memcpy(table_out, own, sizeof(own));
+    memcpy(table_out, table, sizeof(table));
+    return sizeof(table) / sizeof(table[0]);
+}
+
+static size_t generate_options(struct generate *generate, struct pp_option *table_out)
+{
+    size_t count = generate_prompt_options(generate, table_out);
+    count += generate_answer_options(generate, table_out + count);
     count += gw_worker_option_table(&generate->worker_options, table_out + count);
-    memcpy(table_out + count, output, sizeof(output));
-    return count + sizeof(output) / sizeof(output[0]);
+    count += generate_output_options(generate, table_out + count);
+    return count;
 }
 
 static void generate_progress(void *context, enum gw_phase phase, uint64_t done, uint64_t total)

@@ -28,7 +28,7 @@ static enum pp_dtype worker_kv_dtype(int choice)
     return dtypes[choice];
 }
 
-size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_option *table_out)
+static size_t worker_node_options(struct gw_worker_options *options, struct pp_option *table_out)
 {
     const struct pp_option table[] = {
         {.name = "nodes",
@@ -62,6 +62,14 @@ size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_optio
          .value_name = "TIME",
          .min = 1000,
          .help = "How long a node may take to answer an attend before the request ends."},
+    };
+    memcpy(table_out, table, sizeof(table));
+    return sizeof(table) / sizeof(table[0]);
+}
+
+static size_t worker_model_options(struct gw_worker_options *options, struct pp_option *table_out)
+{
+    const struct pp_option table[] = {
         {.name = "model",
          .kind = PP_OPTION_TEXT,
          .target = &options->model,
@@ -114,9 +122,16 @@ size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_optio
          .choices = worker_log_levels,
          .help = "Log lines on stderr from this level on."},
     };
-    PP_STATIC_ASSERT(sizeof(table) / sizeof(table[0]) <= GW_WORKER_OPTIONS_MAX, "table too small");
     memcpy(table_out, table, sizeof(table));
     return sizeof(table) / sizeof(table[0]);
+}
+
+size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_option *table_out)
+{
+    size_t count = worker_node_options(options, table_out);
+    count += worker_model_options(options, table_out + count);
+    PP_ASSERT(count <= GW_WORKER_OPTIONS_MAX);
+    return count;
 }
 
 /* One "name=host:port" of `bytes` characters. */

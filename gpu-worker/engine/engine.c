@@ -2,7 +2,8 @@
  * Opens and closes an engine: weights of a model file on a device, the tables of rotary angles and
  * all memory of a step, sized once. It refuses to know sequences.
  */
-#include <math.h>
+#include "gpu-worker/engine/engine.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

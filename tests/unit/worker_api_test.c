@@ -1,0 +1,201 @@
+/*
+ * What the worker's programs read from people: nodes, lists of estimators, files; and the scores
+ * and progress they show.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpu-worker/api/eval.h"
+#include "gpu-worker/api/eval_score.h"
+#include "gpu-worker/api/progress.h"
+#include "gpu-worker/api/worker.h"
+
+static void nodes_are_names_and_addresses(void **state)
+{
+    (void)state;
+    struct gw_node_address nodes[GW_NODES_MAX];
+    uint32_t count = 99;
+    assert_int_equal(gw_nodes_parse("", stderr, nodes, &count), PP_OK);
+    assert_int_equal(count, 0);
+    assert_int_equal(gw_nodes_parse("a=127.0.0.1:7450,b=[::1]:7451,host:1", stderr, nodes, &count),
+                     PP_OK);
+    assert_int_equal(count, 3);
+    assert_string_equal(nodes[0].name, "a");
+    assert_string_equal(nodes[0].address, "127.0.0.1:7450");
+    assert_string_equal(nodes[1].address, "[::1]:7451");
+    assert_string_equal(nodes[2].name, "host:1");
+    assert_string_equal(nodes[2].address, "host:1");
+}
+
+static void nodes_that_cannot_be_meant_are_refused_with_a_line(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"a", "=x:1", "a=", "a=host", "a=x:1,a=y:2", "a=x:1,,b=y:2"};
+    char long_name[400];
+    memset(long_name, 'x', sizeof(long_name));
+    memcpy(long_name + 390, "=h:1", 5);
+    for (uint32_t i = 0; i < 7; i++) {
+        struct gw_node_address nodes[GW_NODES_MAX];
+        uint32_t count;
+        FILE *errors = tmpfile();
+        assert_non_null(errors);
+        assert_int_equal(gw_nodes_parse(i < 6 ? bad[i] : long_name, errors, nodes, &count),
+                         PP_INVALID_ARGUMENT);
+        assert_true(ftell(errors) > 10);
+        fclose(errors);
+    }
+}
+
+static void more_nodes_than_the_limit_are_refused(void **state)
+{
+    (void)state;
+    static struct gw_node_address nodes[GW_NODES_MAX];
+    char text[32 * (GW_NODES_MAX + 1)];
+    size_t bytes = 0;
+    uint32_t count;
+    for (uint32_t i = 0; i <= GW_NODES_MAX; i++) {
+        bytes += (size_t)snprintf(text + bytes, sizeof(text) - bytes, "%sn%u=h:%u",
+                                  i == 0 ? "" : ",", i, i + 1);
+    }
+    FILE *errors = tmpfile();
+    assert_int_equal(gw_nodes_parse(text, errors, nodes, &count), PP_INVALID_ARGUMENT);
+    *strrchr(text, ',') = '\0';
+    assert_int_equal(gw_nodes_parse(text, errors, nodes, &count), PP_OK);
+    assert_int_equal(count, GW_NODES_MAX);
+    fclose(errors);
+}
+
+static void commas_before_parameters_belong_to_the_estimator(void **state)
+{
+    (void)state;
+    struct gw_eval_estimator list[GW_EVAL_ESTIMATORS_MAX];
+    uint32_t count;
+    assert_int_equal(gw_eval_estimators_parse("exact,lsh:k=8,l=75,lsh,exact", list, &count), PP_OK);
+    assert_int_equal(count, 4);
+    assert_int_equal(list[0].estimator.kind, PP_EXACT);
+    assert_int_equal(list[1].estimator.kind, PP_LSH);
+    assert_int_equal(list[1].estimator.k, 8);
+    assert_int_equal(list[1].estimator.l, 75);
+    assert_string_equal(list[1].text, "lsh:k=8,l=75");
+    assert_int_equal(list[2].estimator.k, 10);
+    assert_int_equal(list[3].estimator.kind, PP_EXACT);
+}
+
+static void lists_that_name_no_estimator_are_refused(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"", ",", "exact,,lsh", "exakt", "lsh:k=99", "exact lsh"};
+    struct gw_eval_estimator list[GW_EVAL_ESTIMATORS_MAX];
+    uint32_t count;
+    char many[6 * (GW_EVAL_ESTIMATORS_MAX + 1)] = "";
+    for (uint32_t i = 0; i < 6; i++) {
+        assert_int_not_equal(gw_eval_estimators_parse(bad[i], list, &count), PP_OK);
+    }
+    for (uint32_t i = 0; i <= GW_EVAL_ESTIMATORS_MAX; i++) {
+        memcpy(many + (size_t)6 * i, "exact,", 6);
+    }
+    many[sizeof(many) - 1] = '\0';
+    assert_int_equal(gw_eval_estimators_parse(many, list, &count), PP_INVALID_ARGUMENT);
+}
+
+static void scores_are_perplexity_divergence_and_agreement(void **state)
+{
+    (void)state;
+    const float even[4] = {1.0f, 1.0f, 1.0f, 1.0f}, second[4] = {0.0f, 3.0f, 0.0f, 0.0f};
+    struct gw_eval_score score = {0};
+    assert_int_equal(gw_eval_score_add(&score, even, even, 4, 2), PP_OK);
+    assert_int_equal(gw_eval_score_add(&score, second, even, 4, 1), PP_OK);
+    assert_true(fabs(gw_eval_score_perplexity(&score) - 4.0) < 1e-9);
+    assert_int_equal(score.rows, 2);
+    assert_int_equal(score.top1_same, 1); /* even's likeliest is id 0 */
+    assert_true(score.kl_max > 0.1 && fabs(score.kl_sum - score.kl_max) < 1e-12);
+    const float broken[4] = {NAN};
+    assert_int_equal(gw_eval_score_add(&score, even, broken, 4, 1), PP_NON_FINITE);
+}
+
+static uint64_t still_now(void *context)
+{
+    (void)context;
+    return 1000000;
+}
+
+static void progress_is_lines_off_a_terminal_and_a_bar_on_one(void **state)
+{
+    (void)state;
+    struct pp_clock clock = {still_now, NULL};
+    for (uint32_t terminal = 0; terminal < 2; terminal++) {
+        char *text = NULL;
+        size_t bytes = 0;
+        FILE *out = open_memstream(&text, &bytes);
+        struct gw_progress progress;
+        gw_progress_init(&progress, out, terminal == 1, clock);
+        for (uint64_t i = 0; i <= 1000; i++) {
+            gw_progress_show(&progress, "prefill", i, 1000);
+        }
+        gw_progress_end(&progress);
+        fclose(out);
+        uint32_t lines = 0;
+        for (size_t i = 0; i < bytes; i++) {
+            lines += text[i] == '\n' ? 1 : 0;
+        }
+        assert_int_equal(lines, terminal == 1 ? 1 : 11);
+        assert_non_null(strstr(text, "100%"));
+        assert_true((strchr(text, '\r') != NULL) == (terminal == 1));
+        free(text);
+    }
+}
+
+static void files_are_read_whole_and_missing_ones_named(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/pigpen_api_test.XXXXXX";
+    int descriptor = mkstemp(path);
+    assert_true(descriptor >= 0);
+    FILE *file = fdopen(descriptor, "wb");
+    for (uint32_t i = 0; i < 70000; i++) {
+        fputc((int)(i % 251), file);
+    }
+    fclose(file);
+    char *text;
+    size_t bytes;
+    assert_int_equal(gw_file_read(path, stderr, &text, &bytes), PP_OK);
+    assert_int_equal(bytes, 70000);
+    for (uint32_t i = 0; i < 70000; i++) {
+        assert_int_equal((uint8_t)text[i], i % 251);
+    }
+    assert_int_equal(text[bytes], 0);
+    free(text);
+    unlink(path);
+    FILE *errors = tmpfile();
+    char line[200] = "";
+    assert_int_equal(gw_file_read(path, errors, &text, &bytes), PP_IO);
+    rewind(errors);
+    assert_non_null(fgets(line, sizeof(line), errors));
+    assert_non_null(strstr(line, path));
+    fclose(errors);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nodes_are_names_and_addresses),
+        cmocka_unit_test(nodes_that_cannot_be_meant_are_refused_with_a_line),
+        cmocka_unit_test(more_nodes_than_the_limit_are_refused),
+        cmocka_unit_test(commas_before_parameters_belong_to_the_estimator),
+        cmocka_unit_test(lists_that_name_no_estimator_are_refused),
+        cmocka_unit_test(scores_are_perplexity_divergence_and_agreement),
+        cmocka_unit_test(progress_is_lines_off_a_terminal_and_a_bar_on_one),
+        cmocka_unit_test(files_are_read_whole_and_missing_ones_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
