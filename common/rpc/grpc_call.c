@@ -71,7 +71,6 @@ static void free_call(struct pp_call *call)
 {
     struct pp_grpc *grpc = call->transport;
     drop_queue(call);
-    pp_grpc_half_close_forget(call);
     for (size_t i = 0; i < call->trailer_count; ++i) {
         grpc_slice_unref(call->trailers[i].value);
     }
@@ -91,6 +90,7 @@ static void deliver_ended(struct pp_call *call)
     pp_grpc_status_read(call, &end, message, sizeof(message));
     unlink_call(call);
     pp_grpc_half_close_forget(call);
+    pp_grpc_receive_forget(call);
     if (call->channel == NULL) {
         --call->transport->server.call_count;
     }

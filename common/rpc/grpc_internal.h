@@ -70,6 +70,8 @@ struct pp_call {
     struct pp_grpc_event receive_event;
     grpc_byte_buffer *received;
     bool receive_armed;
+    bool receive_waits; /* asked for, not with gRPC yet */
+    struct pp_call *receive_next;
     bool receive_over;
     bool half_close_waits;
     struct pp_call *half_close_next;
@@ -140,6 +142,7 @@ struct pp_grpc {
     struct pp_grpc_event *deferred_first;
     struct pp_grpc_event *deferred_last;
     struct pp_call *half_closes;
+    struct pp_call *receives;
 
     struct pp_grpc_event wake_event;
     grpc_channel *wake_channel;
@@ -220,6 +223,8 @@ bool pp_grpc_call_batch(struct pp_call *call, const grpc_op *ops, size_t op_coun
 /* grpc_receive.c */
 void pp_grpc_call_receive(struct pp_call *call);
 void pp_grpc_receive_done(struct pp_grpc_event *event, bool ok);
+void pp_grpc_receives_arm(struct pp_grpc *grpc);
+void pp_grpc_receive_forget(struct pp_call *call);
 void pp_grpc_half_closes_deliver(struct pp_grpc *grpc);
 void pp_grpc_half_close_forget(struct pp_call *call);
 

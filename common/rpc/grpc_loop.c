@@ -160,12 +160,13 @@ size_t pp_grpc_poll(struct pp_transport *transport, uint64_t until_us)
             deferred->done(deferred, deferred->ok);
             continue;
         }
+        pp_grpc_receives_arm(grpc);
         uint64_t now_us = pp_clock_now_us(&grpc->base.clock);
         last_turn = atomic_exchange(&grpc->wake_asked, false) || now_us >= until_us;
         bool at_once = last_turn || grpc->half_closes != NULL || may_spin(grpc, now_us);
         grpc_event event = take(grpc, until_us, at_once);
         if (event.type == GRPC_OP_COMPLETE) {
-            pp_spin_event(&grpc->spin, pp_clock_now_us(&grpc->base.clock));
+            pp_spin_event(&grpc->spin, at_once ? now_us : pp_clock_now_us(&grpc->base.clock));
             dispatch(grpc, &event);
         } else if (grpc->half_closes != NULL) {
             pp_grpc_half_closes_deliver(grpc);

@@ -10,13 +10,42 @@
 
 #include "common/rpc/grpc_internal.h"
 
+/* The pull is handed to gRPC at the next poll, so that a send that follows an answer goes first. */
 void pp_grpc_call_receive(struct pp_call *call)
 {
-    if (call->receive_armed || call->receive_over || call->gone || call->over) {
+    if (call->receive_armed || call->receive_waits || call->receive_over || call->gone) {
         return;
     }
-    grpc_op op = {.op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &call->received};
-    call->receive_armed = pp_grpc_call_batch(call, &op, 1, &call->receive_event);
+    call->receive_waits = true;
+    call->receive_next = call->transport->receives;
+    call->transport->receives = call;
+}
+
+void pp_grpc_receives_arm(struct pp_grpc *grpc)
+{
+    while (grpc->receives != NULL) {
+        struct pp_call *call = grpc->receives;
+        grpc->receives = call->receive_next;
+        call->receive_waits = false;
+        if (!call->over) {
+            grpc_op op = {.op = GRPC_OP_RECV_MESSAGE,
+                          .data.recv_message.recv_message = &call->received};
+            call->receive_armed = pp_grpc_call_batch(call, &op, 1, &call->receive_event);
+        }
+    }
+}
+
+void pp_grpc_receive_forget(struct pp_call *call)
+{
+    if (!call->receive_waits) {
+        return;
+    }
+    struct pp_call **link = &call->transport->receives;
+    while (*link != call) {
+        link = &(*link)->receive_next;
+    }
+    *link = call->receive_next;
+    call->receive_waits = false;
 }
 
 static void half_close_put(struct pp_call *call)
