@@ -80,8 +80,6 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* ---- raw ---- */
-
 static bool transfer(int file, uint8_t *data, size_t bytes, bool reading)
 {
     uint64_t idle_ns = now_ns();
@@ -174,8 +172,6 @@ static pid_t raw_start(struct sockaddr_storage *address)
     close(listener);
     return child;
 }
-
-/* ---- ours: the server ---- */
 
 static void keep_filler(void *context)
 {
@@ -304,8 +300,6 @@ static pid_t server_start(int *port_out)
     close(pipes[0]);
     return child;
 }
-
-/* ---- ours: the client ---- */
 
 static struct client {
     struct pp_transport *transport;
@@ -453,8 +447,6 @@ static double raw_append_block(int file)
     PP_ASSERT(transfer(file, &acknowledgement, 1, true));
     return (double)(now_ns() - begin_ns) * 1e-9;
 }
-
-/* ---- the measurement ---- */
 
 static double quantile(double *values, size_t count, double share)
 {
