@@ -51,7 +51,8 @@ struct gw_chat {
 
 /* name is "chatml" or "llama3", or NULL to go by the file's tokenizer.chat_template. With
  * error_out: PP_NOT_FOUND when the file has no template, PP_UNIMPLEMENTED when it is none of the
- * known, PP_INVALID_ARGUMENT when the vocabulary lacks the family's control tokens. */
+ * known, PP_INVALID_ARGUMENT when the vocabulary lacks the family's control tokens or the
+ * template's default text is no UTF-8. */
 PP_MUST_USE enum pp_status gw_chat_init(struct gw_chat *chat, const struct gw_gguf *gguf,
                                         const struct gw_tokenizer *tokenizer, const char *name,
                                         char *error_out, size_t error_bytes);

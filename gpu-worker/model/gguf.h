@@ -38,7 +38,8 @@ struct gw_gguf;
  * PP_IO when it cannot be read, PP_INVALID_ARGUMENT when it is no good GGUF file. */
 PP_MUST_USE enum pp_status gw_gguf_open(const char *path, char *error_out, size_t error_bytes,
                                         struct gw_gguf **gguf_out);
-/* The same over bytes in memory that outlive the result (tests, fuzzing). */
+/* The same over bytes in memory that outlive the result (tests, fuzzing); tensors are then aligned
+ * only as those bytes are. */
 PP_MUST_USE enum pp_status gw_gguf_parse(const uint8_t *data, uint64_t bytes, char *error_out,
                                          size_t error_bytes, struct gw_gguf **gguf_out);
 void gw_gguf_close(struct gw_gguf *gguf);

@@ -15,6 +15,8 @@
 
 struct gw_tokenizer;
 
+/* error_out says what is wrong. PP_UNIMPLEMENTED: another kind of tokenizer or pre-tokenizer;
+ * PP_INVALID_ARGUMENT: a vocabulary that contradicts itself; PP_MEMORY. Keeps nothing of gguf. */
 PP_MUST_USE enum pp_status gw_tokenizer_new(const struct gw_gguf *gguf, char *error_out,
                                             size_t error_bytes,
                                             struct gw_tokenizer **tokenizer_out);
@@ -23,8 +25,11 @@ void gw_tokenizer_destroy(struct gw_tokenizer *tokenizer);
 uint32_t gw_tokenizer_vocab(const struct gw_tokenizer *tokenizer);
 
 /* Text to ids. parse_special: control tokens in the text become their ids (templates); otherwise
- * they are plain text (users' content). *ids_out is malloc'ed by the callee, freed by the caller.
- */
+ * they are plain text (users' content). User-defined tokens are always matched. No begin token is
+ * added (gw_tokenizer_adds_bos says whether one belongs there; gw_chat_encode does it itself).
+ * Bytes the vocabulary has no token for are left out, as the reference does. *ids_out is malloc'ed
+ * by the callee, freed by the caller. Work is O(n log n), the stack needed small and fixed.
+ * PP_INVALID_ARGUMENT: no valid UTF-8; PP_MESSAGE_TOO_LARGE: over 1 GiB; PP_MEMORY. */
 PP_MUST_USE enum pp_status gw_tokenizer_encode(const struct gw_tokenizer *tokenizer,
                                                const char *text, size_t bytes, bool parse_special,
                                                uint32_t **ids_out, size_t *count_out);
@@ -36,6 +41,8 @@ void gw_tokenizer_bytes(const struct gw_tokenizer *tokenizer, uint32_t id, bool 
 /* The id of a control token by its text; PP_NOT_FOUND. */
 PP_MUST_USE enum pp_status gw_tokenizer_find(const struct gw_tokenizer *tokenizer, const char *text,
                                              uint32_t *id_out);
+/* Does this token end an answer? Those that the file's keys name and those known by their text
+ * (<|im_end|>, <|endoftext|>, <|eot_id|>, ...), since files often name only one of several. */
 bool gw_tokenizer_is_end(const struct gw_tokenizer *tokenizer, uint32_t id);
 bool gw_tokenizer_adds_bos(const struct gw_tokenizer *tokenizer, uint32_t *id_out);
 
