@@ -87,7 +87,7 @@ uint32_t an_index_sample(const struct an_index *index, const struct an_index_par
     for (uint32_t at = 0; at < found; at += PIECE) {
         uint32_t count = found - at < PIECE ? found - at : PIECE;
         float dots[PIECE];
-        kernels->score_gather(rows, ids_out + at, count, query->q, dots);
+        kernels->score_gather(rows, ids_out + at, count, found - at - count, query->q, dots);
         log_us(index, params, rows, &angle, ids_out + at, dots, count, log_u_out + at);
     }
     for (uint32_t i = 0; i < index->central_count; ++i) {
@@ -139,7 +139,7 @@ uint32_t an_index_attend(const struct an_index *index, const struct an_index_par
         float scores[PIECE];
         float dots[PIECE];
         float log_u[PIECE];
-        kernels->score_gather(rows, ids + at, count, query->q_scaled, scores);
+        kernels->score_gather(rows, ids + at, count, found - at - count, query->q_scaled, scores);
         for (uint32_t i = 0; i < count; ++i) {
             dots[i] = scores[i] * plain;
         }
@@ -155,7 +155,7 @@ uint32_t an_index_attend(const struct an_index *index, const struct an_index_par
         }
     }
     if (central_count > 0) {
-        kernels->score_gather(rows, central, central_count, query->q_scaled, central_scores);
+        kernels->score_gather(rows, central, central_count, 0, query->q_scaled, central_scores);
         kernels->attend_gather(rows, central, central_scores, NULL, central_count, accumulator);
     }
     return found + central_count;

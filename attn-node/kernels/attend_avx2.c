@@ -11,9 +11,9 @@ static void attend_exact(const struct an_rows *rows, uint32_t begin, uint32_t en
 }
 
 static void score_gather(const struct an_rows *rows, const uint16_t *ids, uint32_t count,
-                         const float *q, float *scores_out)
+                         uint32_t ahead, const float *q, float *scores_out)
 {
-    an_score_gather_body(rows, ids, count, q, scores_out);
+    an_score_gather_body(rows, ids, count, ahead, q, scores_out);
 }
 
 static void attend_gather(const struct an_rows *rows, const uint16_t *ids, const float *scores,

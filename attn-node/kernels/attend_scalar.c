@@ -74,8 +74,9 @@ static void attend_exact(const struct an_rows *rows, uint32_t begin, uint32_t en
 }
 
 static void score_gather(const struct an_rows *rows, const uint16_t *ids, uint32_t count,
-                         const float *q, float *scores_out)
+                         uint32_t ahead, const float *q, float *scores_out)
 {
+    (void)ahead;
     for (uint32_t i = 0; i < count; ++i) {
         scores_out[i] = row_score(rows, rows->base + ids[i] * rows->row_bytes, q);
     }

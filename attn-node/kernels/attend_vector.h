@@ -1,6 +1,6 @@
 /*
- * The attend kernels over vectors of 16 floats, as text that one file an instruction set compiles
- * (attend_avx2.c, attend_avx512.c): the compiler maps a vector to one, two or four registers.
+ * The attend kernels over vectors of 16 floats, as text for attend_avx2.c: the compiler maps
+ * a vector to two registers.
  *
  * Rows are taken in tiles of 16. K of a tile becomes f32 in scratch once and serves all heads; then
  * scores, one rescale a tile and head when the maximum moved, 16 exponentials at once; then V of
@@ -250,7 +250,8 @@ static inline void an_attend_exact_body(const struct an_rows *rows, uint32_t beg
 }
 
 static inline void an_score_gather_body(const struct an_rows *rows, const uint16_t *ids,
-                                        uint32_t count, const float *q, float *scores_out)
+                                        uint32_t count, uint32_t ahead, const float *q,
+                                        float *scores_out)
 {
     _Alignas(64) float query[PP_HEAD_DIM_MAX];
     _Alignas(64) float key[PP_HEAD_DIM_MAX];
@@ -261,7 +262,7 @@ static inline void an_score_gather_body(const struct an_rows *rows, const uint16
         an_prefetch_row(rows->base + ids[i] * rows->row_bytes, rows->row_bytes);
     }
     for (uint32_t i = 0; i < count; ++i) {
-        if (i + AN_PREFETCH_ROWS < count) {
+        if (i + AN_PREFETCH_ROWS < count + ahead) {
             an_prefetch_row(rows->base + ids[i + AN_PREFETCH_ROWS] * rows->row_bytes,
                             rows->row_bytes);
         }

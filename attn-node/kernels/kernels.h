@@ -39,10 +39,11 @@ struct an_kernels {
      * q [heads][dim] f32, already multiplied by the scale. Reads each row once. */
     void (*attend_exact)(const struct an_rows *rows, uint32_t begin, uint32_t end, const float *q,
                          uint32_t heads, struct an_accumulator *accumulators);
-    /* scores_out[i] = q . k of row ids[i]; q [dim] f32, already multiplied by the scale. Asks for
-     * whole rows ahead, V too, since attend_gather follows. */
+    /* scores_out[i] = q . k of row ids[i], i < count; q [dim] f32, already multiplied by the scale.
+     * Asks for whole rows ahead, V too, since attend_gather follows; ids[count .. count + ahead)
+     * are scored by later calls, so that their rows may be asked for now. */
     void (*score_gather)(const struct an_rows *rows, const uint16_t *ids, uint32_t count,
-                         const float *q, float *scores_out);
+                         uint32_t ahead, const float *q, float *scores_out);
     /* Attends the rows ids[0..count) whose scores are known, each with its log u (NULL: u = 1). */
     void (*attend_gather)(const struct an_rows *rows, const uint16_t *ids, const float *scores,
                           const float *log_u, uint32_t count, struct an_accumulator *accumulator);

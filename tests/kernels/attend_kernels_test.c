@@ -198,7 +198,7 @@ static void run_gather(const struct an_kernels *kernels, const struct bed *bed, 
                        const float *log_u, uint32_t count, struct sums *sums)
 {
     float *scores = malloc(count * sizeof(*scores) + 1);
-    kernels->score_gather(&bed->rows, ids, count, bed->q, scores);
+    kernels->score_gather(&bed->rows, ids, count, 0, bed->q, scores);
     kernels->attend_gather(&bed->rows, ids, scores, log_u, count, &sums->accumulators[0]);
     free(scores);
 }
