@@ -2,6 +2,8 @@
  * Admission of items and batches of q rows. See attend.h. A batch is as many rows as fit the memory
  * taken at start; an item may span several.
  */
+#include "attn-node/exec/attend.h"
+
 #include "attn-node/exec/attend_internal.h"
 
 #include <stdlib.h>

@@ -2,6 +2,8 @@
  * Start and end of exec, its rings and its thread's body. See exec.h. What a job does is in
  * dispatch.c and the files it calls.
  */
+#include "attn-node/exec/exec.h"
+
 #include <stdlib.h>
 #include <string.h>
 
