@@ -212,6 +212,8 @@ static enum pp_status generate_open(struct generate *generate)
                            (uint32_t)generate->top_k, generate->top_p, generate->seed));
     struct gw_sequence_options options = {.remote = generate->worker.remote,
                                           .estimator = generate->estimator,
+                                          .dense_layers = generate->worker.dense_layers,
+                                          .dense_layer_count = generate->worker.dense_layer_count,
                                           .hash_seed = generate->worker_options.hash_seed,
                                           .step_seed = generate->seed,
                                           .tokens_expected =

@@ -47,6 +47,13 @@ static size_t worker_node_options(struct gw_worker_options *options, struct pp_o
          .value_name = "HOW",
          .choices = worker_shards,
          .help = "How a sequence is cut over the nodes: by spans of tokens, or by kv heads."},
+        {.name = "dense-layers",
+         .kind = PP_OPTION_TEXT,
+         .target = &options->dense_layers,
+         .group = "Attention nodes",
+         .default_text = "",
+         .value_name = "LAYERS",
+         .help = "Layers that nodes attend exactly whatever the estimator, counted from 0: 0,16."},
         {.name = "hash-seed",
          .kind = PP_OPTION_U64,
          .target = &options->hash_seed,
@@ -179,6 +186,27 @@ enum pp_status gw_nodes_parse(const char *text, FILE *errors, struct gw_node_add
     return PP_OK;
 }
 
+enum pp_status gw_layers_parse(const char *text, uint32_t layers, FILE *errors,
+                               uint32_t *layers_out, uint32_t *count_out)
+{
+    uint32_t count = 0;
+    while (*text != '\0') {
+        char *end;
+        unsigned long layer = strtoul(text, &end, 10);
+        bool ascending = count == 0 || layer > layers_out[count - 1];
+        if (*text < '0' || *text > '9' || (*end != ',' && *end != '\0') || layer >= layers ||
+            !ascending) {
+            fprintf(errors, "--dense-layers: '%s' is no ascending list of layers below %u\n", text,
+                    layers);
+            return PP_INVALID_ARGUMENT;
+        }
+        layers_out[count++] = (uint32_t)layer;
+        text = *end == ',' ? end + 1 : end;
+    }
+    *count_out = count;
+    return PP_OK;
+}
+
 static enum pp_status worker_open_model(struct gw_worker *worker,
                                         const struct gw_worker_options *options, FILE *errors)
 {
@@ -251,6 +279,11 @@ enum pp_status gw_worker_open(struct gw_worker *worker, const struct gw_worker_o
     worker->clock = pp_clock_system();
     pp_log_configure((enum pp_log_level)options->log_level, PP_LOG_TEXT);
     enum pp_status status = worker_open_model(worker, options, errors);
+    if (status == PP_OK) {
+        status =
+            gw_layers_parse(options->dense_layers, gw_engine_info(worker->engine)->shape.layers,
+                            errors, worker->dense_layers, &worker->dense_layer_count);
+    }
     if (status == PP_OK) {
         status = worker_open_remote(worker, options, errors);
     }

@@ -28,6 +28,7 @@ struct gw_worker_options {
     uint64_t chunk_tokens;
     uint64_t hash_seed;
     uint64_t node_timeout_us;
+    const char *dense_layers; /* "0,16"; "": none */
     int log_level;
 };
 
@@ -44,6 +45,8 @@ struct gw_worker {
     struct pp_transport *transport;
     struct gw_remote *remote; /* NULL: no nodes */
     struct gw_remote_config remote_config;
+    uint32_t dense_layers[PP_LAYERS_MAX]; /* attended exactly whatever the estimator */
+    uint32_t dense_layer_count;
 };
 
 /* Opens everything and waits until the nodes are ready. On failure nothing is left open. */
@@ -55,6 +58,10 @@ void gw_worker_close(struct gw_worker *worker);
  */
 PP_MUST_USE enum pp_status gw_nodes_parse(const char *text, FILE *errors,
                                           struct gw_node_address *nodes_out, uint32_t *count_out);
+
+/* "0,16" to layers below `layers`, ascending. PP_INVALID_ARGUMENT with a line on errors. */
+PP_MUST_USE enum pp_status gw_layers_parse(const char *text, uint32_t layers, FILE *errors,
+                                           uint32_t *layers_out, uint32_t *count_out);
 
 /* Reads a whole file. *text_out is malloc'ed, NUL-ended behind its bytes. */
 PP_MUST_USE enum pp_status gw_file_read(const char *path, FILE *errors, char **text_out,

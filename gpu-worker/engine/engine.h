@@ -66,6 +66,8 @@ const struct gw_engine_info *gw_engine_info(const struct gw_engine *engine);
 struct gw_sequence_options {
     struct gw_remote *remote; /* NULL: everything stays on the worker */
     struct pp_estimator estimator;
+    const uint32_t *dense_layers; /* nodes attend these exactly; read at open only */
+    uint32_t dense_layer_count;
     uint64_t hash_seed;
     uint64_t step_seed;       /* seeds of attends are drawn from it, one a step */
     uint64_t tokens_expected; /* at most tokens_max; sizes local K/V and the shards */

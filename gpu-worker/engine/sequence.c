@@ -42,6 +42,8 @@ static enum pp_status sequence_open_remote(struct gw_sequence *sequence,
                                                .fingerprint_bytes = info->fingerprint_bytes,
                                                .estimator = options->estimator,
                                                .hash_seed = options->hash_seed,
+                                               .dense_layers = options->dense_layers,
+                                               .dense_layer_count = options->dense_layer_count,
                                                .tokens_expected = options->tokens_expected};
     for (uint32_t i = 0; i < info->fingerprint_bytes; i++) {
         config.fingerprint[i] = info->fingerprint[i];

@@ -75,6 +75,26 @@ static void more_nodes_than_the_limit_are_refused(void **state)
     fclose(errors);
 }
 
+static void dense_layers_are_an_ascending_list(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"a", "1,", ",1", "30", "2,1", "1,1", "-1", " 1", "1 2"};
+    uint32_t layers[PP_LAYERS_MAX], count = 9;
+    assert_int_equal(gw_layers_parse("", 30, stderr, layers, &count), PP_OK);
+    assert_int_equal(count, 0);
+    assert_int_equal(gw_layers_parse("0,16,29", 30, stderr, layers, &count), PP_OK);
+    assert_int_equal(count, 3);
+    assert_int_equal(layers[1], 16);
+    assert_int_equal(layers[2], 29);
+    FILE *errors = tmpfile();
+    for (uint32_t i = 0; i < 9; i++) {
+        bool trailing = i == 1; /* a comma at the end names nothing more */
+        assert_int_equal(gw_layers_parse(bad[i], 30, errors, layers, &count),
+                         trailing ? PP_OK : PP_INVALID_ARGUMENT);
+    }
+    fclose(errors);
+}
+
 static void commas_before_parameters_belong_to_the_estimator(void **state)
 {
     (void)state;
@@ -191,6 +211,7 @@ int main(void)
         cmocka_unit_test(nodes_are_names_and_addresses),
         cmocka_unit_test(nodes_that_cannot_be_meant_are_refused_with_a_line),
         cmocka_unit_test(more_nodes_than_the_limit_are_refused),
+        cmocka_unit_test(dense_layers_are_an_ascending_list),
         cmocka_unit_test(commas_before_parameters_belong_to_the_estimator),
         cmocka_unit_test(lists_that_name_no_estimator_are_refused),
         cmocka_unit_test(scores_are_perplexity_divergence_and_agreement),
