@@ -199,7 +199,9 @@ static enum pp_status job_get(struct an_exec *exec, struct an_job *job)
             .segments = layer->view_count,
         };
         for (uint32_t j = 0; j < layer->view_count; j++) {
-            info->indexed_tokens += layer->views[j].segment->indexed ? layer->views[j].count : 0;
+            const struct an_segment *segment = layer->views[j].segment;
+            bool settled = segment->indexed || segment->index_charge == 0;
+            info->indexed_tokens += settled ? layer->views[j].count : 0;
         }
     }
     return PP_OK;
