@@ -210,6 +210,9 @@ __attribute__((format(printf, 4, 5))) void gw_sequence_fail(struct gw_remote_seq
                                                             const struct gw_node *node,
                                                             enum pp_status status,
                                                             const char *format, ...);
+/* The same from the engine thread, which waits until it is done. */
+void gw_sequence_fail_from_engine(struct gw_remote_sequence *sequence, const struct gw_node *node,
+                                  enum pp_status status, const char *what, const char *message);
 static inline enum pp_status gw_sequence_failed(const struct gw_remote_sequence *sequence)
 {
     return (enum pp_status)atomic_load_explicit(&sequence->failed, memory_order_acquire);

@@ -49,6 +49,18 @@ void gw_node_deinit(struct gw_node *node)
     node->bulk = node->latency = NULL;
 }
 
+void gw_node_reopen_bulk(struct gw_node *node)
+{
+    const struct gw_remote_config *config = &node->remote->config;
+    struct pp_channel *bulk = NULL;
+    if (node->bulk != NULL) {
+        config->transport->ops->channel_close(node->bulk);
+    }
+    enum pp_status status = config->transport->ops->channel_open(
+        config->transport, node->address.address, PP_CHANNEL_BULK, config->tls, &bulk);
+    node->bulk = status == PP_OK ? bulk : NULL;
+}
+
 void gw_node_take_limits(struct gw_node *node, const Pigpen__V1__Limits *limits)
 {
     if (limits == NULL) {

@@ -11,6 +11,9 @@
 PP_MUST_USE enum pp_status gw_node_init(struct gw_node *node, struct gw_remote *remote,
                                         uint32_t index);
 void gw_node_deinit(struct gw_node *node);
+/* Another connection instead of the bulk channel's; calls on it have been given up. When none can
+ * be had, bulk is NULL until the next try. */
+void gw_node_reopen_bulk(struct gw_node *node);
 
 /* Engine thread: packs request and hands the call over. PP_MEMORY. answered may be NULL. `orphan`
  * and `part` of *unary are kept: with orphan it is the rpc thread that calls, *unary came from

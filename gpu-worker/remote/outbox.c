@@ -11,7 +11,9 @@
 
 #include <stdio.h>
 
+#include "common/base/assert.h"
 #include "common/base/log.h"
+#include "gpu-worker/remote/node.h"
 
 #define APPEND_PATH "/pigpen.v1.AttentionService/AppendKvStream"
 /* A broken stream is opened again after this, as long as the stall limit is not reached. */
@@ -221,6 +223,12 @@ enum pp_status gw_outbox_open(struct gw_node *node)
     if (node->append_call != NULL) {
         return PP_OK;
     }
+    if (node->bulk == NULL) {
+        gw_node_reopen_bulk(node);
+    }
+    if (node->bulk == NULL) {
+        return PP_UNAVAILABLE;
+    }
     PP_TRY(ops->call_start(node->bulk, APPEND_PATH, PP_CALL_BIDI, 0, &append_events, node,
                            &node->append_call));
     ops->call_receive(node->append_call);
@@ -286,8 +294,18 @@ void gw_outbox_pump(struct gw_node *node)
     }
 }
 
+/* A peer that says nothing may be gone without a word: a new connection finds out at once, and the
+ * bytes that the old one still holds are given back. */
+static void reconnect(struct gw_node *node)
+{
+    stream_lost(node, PP_DEADLINE_EXCEEDED, "no acknowledgement");
+    gw_node_reopen_bulk(node);
+}
+
 uint64_t gw_outbox_tick(struct gw_node *node, uint64_t now_us)
 {
+    bool stalled = node->queue_first != NULL && now_us >= node->stall_us;
+    bool deaf = stalled && node->append_call != NULL;
     while (node->queue_first != NULL && now_us >= node->stall_us) {
         if (node->append_call == NULL) {
             gw_sequence_fail(node->queue_first->part->sequence, node, node->append_status,
@@ -298,12 +316,14 @@ uint64_t gw_outbox_tick(struct gw_node *node, uint64_t now_us)
                              (unsigned long long)(node->remote->config.attend_timeout_us / 1000));
         }
     }
+    if (deaf) {
+        reconnect(node);
+    }
     if (node->queue_first == NULL) {
         return UINT64_MAX;
     }
-    if (node->append_call == NULL && now_us >= node->reopen_us) {
-        gw_outbox_pump(node);
-    }
+    /* Also when somebody else opened the stream again, or a send failed for want of memory. */
+    gw_outbox_pump(node);
     bool waits = node->append_call == NULL && node->reopen_us < node->stall_us;
     return waits ? (node->reopen_us > now_us ? node->reopen_us : now_us + REOPEN_US)
                  : node->stall_us;
@@ -371,7 +391,8 @@ static enum pp_status wait_for_room(struct gw_part *part, uint64_t payload_bytes
                                     struct gw_chunk **chunk_out)
 {
     struct gw_remote *remote = part->sequence->remote;
-    for (;;) {
+    uint64_t deadline_us = gw_remote_now(remote) + remote->config.call_timeout_us;
+    while (gw_remote_now(remote) < deadline_us) {
         PP_TRY(gw_sequence_failed(part->sequence));
         *chunk_out = gw_outbox_take(remote->outbox, payload_bytes);
         pp_stat_set(remote->outbox_bytes, (double)(remote->outbox->head - remote->outbox->tail));
@@ -380,6 +401,17 @@ static enum pp_status wait_for_room(struct gw_part *part, uint64_t payload_bytes
         }
         gw_remote_pause(remote, gw_remote_now(remote) + 1000);
     }
+    return PP_RESOURCE_EXHAUSTED;
+}
+
+static enum pp_status append_failed(struct gw_part *part, enum pp_status status)
+{
+    if (gw_sequence_failed(part->sequence) == PP_OK) {
+        /* Some parts may have their rows already: the sequence cannot go on. */
+        gw_sequence_fail_from_engine(part->sequence, part->node, status, "append",
+                                     "no room in the outbox for the call timeout");
+    }
+    return status;
 }
 
 enum pp_status gw_outbox_append(struct gw_part *part, uint32_t layer, uint64_t start,
@@ -394,7 +426,10 @@ enum pp_status gw_outbox_append(struct gw_part *part, uint32_t layer, uint64_t s
         piece.count = rows->count - done < per_chunk ? rows->count - done : per_chunk;
         uint64_t bytes = 2ull * piece.count * rows->head_bytes * rows->kv_head_count;
         struct gw_chunk *chunk = NULL;
-        PP_TRY(wait_for_room(part, bytes, &chunk));
+        enum pp_status status = wait_for_room(part, bytes, &chunk);
+        if (status != PP_OK) {
+            return append_failed(part, status);
+        }
         chunk->part = part;
         chunk->layer = layer;
         chunk->start = start + done;
@@ -402,11 +437,7 @@ enum pp_status gw_outbox_append(struct gw_part *part, uint32_t layer, uint64_t s
         chunk->request_id = remote->next_request_id++;
         chunk->command.run = run_chunk;
         uint32_t crc32c = gw_rows_pack(&piece, chunk->payload);
-        enum pp_status status = pack_header(chunk, crc32c, bulk);
-        if (status != PP_OK) {
-            gw_chunk_release(chunk);
-            return status;
-        }
+        PP_ASSERT(pack_header(chunk, crc32c, bulk) == PP_OK); /* fixed fields: it fits */
         atomic_fetch_add_explicit(&part->sequence->chunks_waiting, 1, memory_order_relaxed);
         gw_remote_post(remote, &chunk->command);
     }

@@ -74,6 +74,39 @@ static void await_flag(struct gw_remote *remote, const _Atomic bool *flag)
     }
 }
 
+struct failure {
+    struct gw_command command;
+    struct gw_remote_sequence *sequence;
+    const struct gw_node *node;
+    const char *what, *message;
+    enum pp_status status;
+    _Atomic bool done;
+};
+
+static void run_failure(struct gw_remote *remote, struct gw_command *command)
+{
+    struct failure *failure = (struct failure *)command;
+    gw_sequence_fail(failure->sequence, failure->node, failure->status, "%s: %s", failure->what,
+                     failure->message);
+    atomic_store_explicit(&failure->done, true, memory_order_release);
+    gw_remote_signal(remote);
+}
+
+void gw_sequence_fail_from_engine(struct gw_remote_sequence *sequence, const struct gw_node *node,
+                                  enum pp_status status, const char *what, const char *message)
+{
+    struct failure failure = {
+        .command.run = run_failure,
+        .sequence = sequence,
+        .node = node,
+        .what = what,
+        .message = message,
+        .status = status,
+    };
+    gw_remote_post(sequence->remote, &failure.command);
+    await_flag(sequence->remote, &failure.done);
+}
+
 static uint64_t renew_period_us(const struct gw_remote_sequence *sequence)
 {
     uint64_t least_us = LEASE_DEFAULT_US;

@@ -23,43 +23,6 @@ static void name_part(const struct gw_part *part, Pigpen__V1__PartRef *ref)
     ref->generation = part->sequence->generation;
 }
 
-struct failure {
-    struct gw_command command;
-    struct gw_remote_sequence *sequence;
-    const struct gw_node *node;
-    const char *what, *message;
-    enum pp_status status;
-    _Atomic bool done;
-};
-
-static void run_failure(struct gw_remote *remote, struct gw_command *command)
-{
-    struct failure *failure = (struct failure *)command;
-    gw_sequence_fail(failure->sequence, failure->node, failure->status, "%s: %s", failure->what,
-                     failure->message);
-    atomic_store_explicit(&failure->done, true, memory_order_release);
-    gw_remote_signal(remote);
-}
-
-/* Sequences fail on the rpc thread only. */
-static void fail_from_engine(struct gw_remote_sequence *sequence, const struct gw_unary *unary,
-                             const char *what)
-{
-    struct gw_remote *remote = sequence->remote;
-    struct failure failure = {
-        .command.run = run_failure,
-        .sequence = sequence,
-        .node = unary->node,
-        .what = what,
-        .message = unary->message,
-        .status = unary->status,
-    };
-    gw_remote_post(remote, &failure.command);
-    while (!atomic_load_explicit(&failure.done, memory_order_acquire)) {
-        gw_remote_pause(remote, gw_remote_now(remote) + GW_WAIT_PAUSE_US);
-    }
-}
-
 /* Starts one call a part by `start`, waits for all; the first that failed ends the sequence. */
 static enum pp_status call_parts(struct gw_remote_sequence *sequence, const char *what,
                                  enum pp_status (*start)(struct gw_part *part,
@@ -79,7 +42,8 @@ static enum pp_status call_parts(struct gw_remote_sequence *sequence, const char
     enum pp_status answered = gw_unary_wait(sequence->remote, unaries, count);
     for (uint32_t i = 0; i < count; ++i) {
         if (unaries[i].status != PP_OK) {
-            fail_from_engine(sequence, &unaries[i], what);
+            gw_sequence_fail_from_engine(sequence, unaries[i].node, unaries[i].status, what,
+                                         unaries[i].message);
         }
         gw_unary_deinit(&unaries[i]);
     }
