@@ -62,7 +62,8 @@ void pp_grpc_args_channel(struct pp_grpc_args *args, const struct pp_grpc *grpc,
     /* Own connection a channel: else a bulk append sits in front of a step. */
     add_int(args, GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     add_int(args, GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-    add_int(args, GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 500);
+    /* The time one attempt may take: a handshake on a busy machine has been seen to need 500 ms. */
+    add_int(args, GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2000);
     add_int(args, GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
     add_int(args, GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
     if (server_name != NULL) {

@@ -22,6 +22,8 @@ const char *__tsan_default_suppressions(void)
 {
     return "called_from_lib:libgrpc.so\n"
            "called_from_lib:libgpr.so\n"
+           "called_from_lib:libssl.so\n"
+           "called_from_lib:libcrypto.so\n"
            "called_from_lib:libstdc++.so\n"
            "called_from_lib:libabsl_status.so\n"
            "called_from_lib:libabsl_strings.so\n"
