@@ -108,6 +108,10 @@ static bool send_answer(struct an_call *call, struct an_request *request,
     enum pp_status status = request->job.status;
     *outcome_out = status;
     if (method->kind != PP_CALL_BIDI && status != PP_OK) {
+        if (status == PP_APPEND_GAP) { /* on streams a field of Status */
+            (void)an_decode_refuse(&request->job, status, "expected_start=%llu",
+                                   (unsigned long long)request->job.append.held_tokens);
+        }
         an_call_finish(call, status, request->job.detail);
         return true;
     }

@@ -78,7 +78,8 @@ enum pp_status an_decode_estimator(const Pigpen__V1__Estimator *said,
 const uint8_t *an_decode_section(const Pigpen__V1__Section *section,
                                  const struct pp_payload_view *payload)
 {
-    if (section->offset > payload->bytes || section->bytes > payload->bytes - section->offset) {
+    if (payload->data == NULL || section->offset > payload->bytes ||
+        section->bytes > payload->bytes - section->offset) {
         return NULL;
     }
     return payload->data + section->offset;

@@ -292,8 +292,9 @@ class NodeTest(unittest.TestCase):
         self.assertTrue(again.duplicate)
         self.assertEqual(again.held_tokens, 10)
         self.assertEqual(part.append(k[5:20], v[5:20], 5).held_tokens, 20)  # overlap is equal
-        self.refused(grpc.StatusCode.OUT_OF_RANGE, "APPEND_GAP",
-                     lambda: part.append(k[:2], v[:2], 25))
+        gap = self.refused(grpc.StatusCode.OUT_OF_RANGE, "APPEND_GAP",
+                           lambda: part.append(k[:2], v[:2], 25))
+        self.assertEqual(gap.details(), "expected_start=20")
         self.refused(grpc.StatusCode.ABORTED, "APPEND_CONFLICT",
                      lambda: part.append(v[:10], k[:10], 0))
         self.assertEqual(part.append(k, v, 0).held_tokens, 20)  # all of it stands unchanged
