@@ -3,11 +3,12 @@
  * between the query and the centred key, and the weighted softmax. u is the probability that a row
  * collides in at least t of l tables (estimators: MagicPIG, arXiv 2410.16179, eq. 6).
  */
+#include "attn-node/index/lsh.h"
+
 #include <math.h>
 #include <string.h>
 
 #include "attn-node/index/index.h"
-#include "attn-node/index/lsh.h"
 #include "common/base/half.h"
 #include "common/base/limits.h"
 

@@ -116,7 +116,7 @@ static bool socket_taken(const char *address)
     if (strncmp(address, "unix:", 5) != 0 || strlen(address + 5) >= sizeof(name.sun_path)) {
         return false;
     }
-    strcpy(name.sun_path, address + 5);
+    memcpy(name.sun_path, address + 5, strlen(address + 5) + 1);
     int file = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (file < 0) {
         return false;

@@ -106,9 +106,9 @@ struct pp_transport_ops {
                                  struct pp_call **call_out);
     void (*call_accept)(struct pp_call *call, const struct pp_call_events *events, void *context);
     /* header is copied; payload may be NULL. `last` half-closes the client's side after it (always
-     * true for unary and server streams). header NULL with payload NULL and `last`: only half-closes.
-     * PP_QUEUE: the queue is full, writable follows. PP_MESSAGE_TOO_LARGE. PP_CANCELLED: the call is
-     * ending. Not sent then, and the payload stays the caller's. */
+     * true for unary and server streams). header NULL with payload NULL and `last`: only
+     * half-closes. PP_QUEUE: the queue is full, writable follows. PP_MESSAGE_TOO_LARGE.
+     * PP_CANCELLED: the call is ending. Not sent then, and the payload stays the caller's. */
     enum pp_status (*call_send)(struct pp_call *call, const void *header, size_t header_bytes,
                                 const struct pp_payload *payload, bool last);
     void (*call_receive)(struct pp_call *call); /* arms one message; idempotent while armed */

@@ -18,7 +18,7 @@ static enum pp_status channel_open(struct pp_transport *transport, const char *a
     struct pp_channel *channel = calloc(1, sizeof(*channel));
     PP_ASSERT(channel != NULL && strlen(address) < sizeof(channel->address));
     channel->endpoint = endpoint;
-    strcpy(channel->address, address);
+    snprintf(channel->address, sizeof(channel->address), "%s", address);
     channel->next = endpoint->channels;
     endpoint->channels = channel;
     *channel_out = channel;
@@ -70,8 +70,8 @@ static enum pp_status call_start(struct pp_channel *channel, const char *path,
     }
     struct sim_stream *stream = calloc(1, sizeof(*stream));
     PP_ASSERT(stream != NULL && strlen(path) < sizeof(stream->path));
-    strcpy(stream->path, path);
-    strcpy(stream->address, channel->address);
+    snprintf(stream->path, sizeof(stream->path), "%s", path);
+    snprintf(stream->address, sizeof(stream->address), "%s", channel->address);
     stream->connection = channel->connection;
     stream->kind = kind;
     struct pp_call *call = sim_call_new(endpoint, channel, stream, SIM_CLIENT);
@@ -169,7 +169,7 @@ static enum pp_status server_start(struct pp_transport *transport,
     PP_ASSERT(!endpoint->listening);
     const char *colon = strrchr(config->address, ':');
     PP_ASSERT(colon != NULL);
-    int port = atoi(colon + 1);
+    int port = (int)strtol(colon + 1, NULL, 10);
     if (port == 0) {
         port = endpoint->net->port_next++;
     }
@@ -179,7 +179,7 @@ static enum pp_status server_start(struct pp_transport *transport,
     if (sim_listener(endpoint->net, address) != NULL) {
         return PP_UNAVAILABLE;
     }
-    strcpy(endpoint->address, address);
+    snprintf(endpoint->address, sizeof(endpoint->address), "%s", address);
     endpoint->methods = calloc(config->method_count, sizeof(*endpoint->methods));
     PP_ASSERT(endpoint->methods != NULL);
     memcpy(endpoint->methods, config->methods, config->method_count * sizeof(*endpoint->methods));
@@ -268,7 +268,7 @@ struct pp_transport *pp_sim_transport_new(struct pp_sim_net *net, const char *na
     PP_ASSERT(endpoint != NULL && strlen(name) < sizeof(endpoint->name));
     endpoint->base = (struct pp_transport){.ops = &sim_operations, .clock = pp_sim_net_clock(net)};
     endpoint->net = net;
-    strcpy(endpoint->name, name);
+    snprintf(endpoint->name, sizeof(endpoint->name), "%s", name);
     /* At the end: processes take their steps in order of making. */
     struct sim_endpoint **link = &net->endpoints;
     while (*link != NULL) {

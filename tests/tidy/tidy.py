@@ -155,6 +155,8 @@ def check_banned():
     for name in SOURCES:
         text = without_comments(text_of(name))
         for match in call.finditer(text):
+            if match.group(1) == "system" and name not in PRODUCT:
+                continue  # tests and benches make their certificates with openssl
             line = text.count("\n", 0, match.start()) + 1
             yield f"{name}:{line}: {match.group(1)} is banned"
 
