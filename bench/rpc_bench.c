@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "bench/bench_common.h"
+#include "bench/rpc_bench_node.h"
 #include "common/base/assert.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
@@ -48,7 +49,7 @@ static const char *const kind_names[] = {"tcp", "uds", "mtls", NULL};
 static struct settings {
     int kind;
     uint64_t up_bytes, down_bytes, spin_us, seconds;
-    const char *json;
+    const char *json, *program;
 } settings;
 
 #define OPTION(n, k, t, d, v, h, ...)                                                              \
@@ -67,6 +68,8 @@ static const struct pp_option options[] = {
            "How long both ends spin before they block; 0us blocks at once.", .min = 0),
     OPTION("seconds", U64, seconds, "4", "N", "How long each of the two measurements runs.",
            .min = 1, .max = 600),
+    OPTION("node-program", TEXT, program, "build/release/attn-node/attn-node", "PATH",
+           "The attn-node to measure too, under tcp.", .min = 0),
     OPTION("json", TEXT, json, "", "PATH", "Append the report here.", .min = 0),
 };
 
@@ -562,10 +565,8 @@ static int run(void)
     json_object_set_new(report, "spin_us", json_integer((json_int_t)settings.spin_us));
     measure_round_trips(&raw, report);
     measure_appends(&raw, report);
-    json_object_set_new(report, "exec_rtt_us_p50", json_null());
-    json_object_set_new(report, "append_stored_gbps", json_null());
-    fprintf(stderr, "rpc_bench: exec_rtt_us_p50 and append_stored_gbps are null: they need a "
-                    "running attn-node\n");
+    rpc_bench_node(client.transport, settings.kind == KIND_TCP ? settings.program : NULL,
+                   settings.seconds, report);
     closing = true;
     client.transport->ops->destroy(client.transport);
     for (int i = 0; i < 2; ++i) {
