@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "gpu-worker/api/eval_score.h"
+#include "gpu-worker/api/eval_text.h"
 #include "gpu-worker/api/progress.h"
 #include "gpu-worker/api/statistics.h"
 #include "gpu-worker/api/worker.h"
@@ -28,18 +28,7 @@ struct eval {
     struct gw_progress progress;
     struct gw_eval_estimator estimators[GW_EVAL_ESTIMATORS_MAX];
     uint32_t estimator_count;
-    uint32_t *ids;
-    uint64_t id_count; /* tokens used of the text */
-    uint32_t vocab;
-    float *reference; /* [tokens][vocab] */
-    float *logits;    /* [vocab] */
-};
-
-/* One estimator's run. */
-struct eval_run {
-    struct gw_eval_score score;
-    struct gw_step_stats steps;
-    uint64_t prefill_us;
+    struct gw_eval_text text;
 };
 
 static const char eval_examples[] =
@@ -146,26 +135,6 @@ enum pp_status gw_eval_estimators_parse(const char *text, struct gw_eval_estimat
     return count == 0 ? PP_INVALID_ARGUMENT : PP_OK;
 }
 
-static enum pp_status eval_read_text(struct eval *eval)
-{
-    char *text;
-    size_t bytes, count;
-    PP_TRY(gw_file_read(eval->text_path, stderr, &text, &bytes));
-    enum pp_status status =
-        gw_tokenizer_encode(eval->worker.tokenizer, text, bytes, false, &eval->ids, &count);
-    free(text);
-    PP_TRY(status);
-    uint64_t most = gw_engine_info(eval->worker.engine)->tokens_max;
-    eval->id_count = count < most ? count : most;
-    if (eval->id_count < 2 || eval->tokens > eval->id_count - 1) {
-        fprintf(stderr, "%s has %zu tokens, %llu of them used: too few to measure %llu\n",
-                eval->text_path, count, (unsigned long long)eval->id_count,
-                (unsigned long long)eval->tokens);
-        return PP_OUT_OF_RANGE;
-    }
-    return PP_OK;
-}
-
 static enum pp_status eval_open(struct eval *eval)
 {
     if (gw_eval_estimators_parse(eval->estimators_text, eval->estimators, &eval->estimator_count) !=
@@ -183,34 +152,12 @@ static enum pp_status eval_open(struct eval *eval)
         }
     }
     PP_TRY(gw_worker_open(&eval->worker, &eval->worker_options, stderr));
-    PP_TRY(eval_read_text(eval));
-    eval->vocab = gw_engine_info(eval->worker.engine)->vocab;
-    eval->reference = malloc(eval->tokens * eval->vocab * sizeof(float));
-    eval->logits = malloc(eval->vocab * sizeof(float));
-    return eval->reference == NULL || eval->logits == NULL ? PP_MEMORY : PP_OK;
+    return gw_eval_text_read(&eval->worker, eval->text_path, eval->tokens, stderr, &eval->text);
 }
 
-static void eval_progress(void *context, enum gw_phase phase, uint64_t done, uint64_t total)
+static struct gw_progress *eval_bar(struct eval *eval)
 {
-    static const char *const labels[] = {"prefill", "store", "index"};
-    struct eval *eval = context;
-    if (!eval->quiet) {
-        gw_progress_show(&eval->progress, labels[phase], done, total);
-    }
-}
-
-static enum pp_status eval_reference(struct eval *eval)
-{
-    struct gw_sequence *sequence;
-    uint64_t count = eval->id_count - 1; /* the last token is only predicted */
-    struct gw_sequence_options options = {.tokens_expected = count};
-    PP_TRY(gw_sequence_open(eval->worker.engine, &options, &sequence));
-    enum pp_status status =
-        gw_sequence_prefill(sequence, eval->ids, (uint32_t)count, (uint32_t)eval->tokens,
-                            eval->reference, eval_progress, eval);
-    gw_progress_end(&eval->progress);
-    gw_sequence_close(sequence);
-    return status;
+    return eval->quiet ? NULL : &eval->progress;
 }
 
 static enum pp_status eval_dump(const struct eval *eval)
@@ -218,9 +165,9 @@ static enum pp_status eval_dump(const struct eval *eval)
     if (eval->dump_path[0] == '\0') {
         return PP_OK;
     }
-    size_t count = eval->tokens * eval->vocab;
+    size_t count = eval->tokens * eval->text.vocab;
     FILE *file = fopen(eval->dump_path, "wb");
-    bool failed = file == NULL || fwrite(eval->reference, sizeof(float), count, file) != count;
+    bool failed = file == NULL || fwrite(eval->text.reference, sizeof(float), count, file) != count;
     if (file != NULL) {
         failed = fclose(file) != 0 || failed;
     }
@@ -231,26 +178,8 @@ static enum pp_status eval_dump(const struct eval *eval)
     return PP_OK;
 }
 
-/* Steps over the measured tokens, fed with the text. */
-static enum pp_status eval_steps(struct eval *eval, struct gw_sequence *sequence,
-                                 struct eval_run *run)
-{
-    uint64_t first = eval->id_count - 1 - eval->tokens;
-    for (uint64_t i = 0; i < eval->tokens; i++) {
-        struct gw_step_stats step;
-        PP_TRY(gw_sequence_step(sequence, eval->ids[first + i], eval->logits, &step));
-        gw_step_stats_add(&run->steps, &step);
-        PP_TRY(gw_eval_score_add(&run->score, eval->reference + i * eval->vocab, eval->logits,
-                                 eval->vocab, eval->ids[first + i + 1]));
-        if (!eval->quiet) {
-            gw_progress_show(&eval->progress, "decode", i + 1, eval->tokens);
-        }
-    }
-    return PP_OK;
-}
-
 static enum pp_status eval_report(struct eval *eval, const char *estimator,
-                                  struct gw_sequence *sequence, const struct eval_run *run)
+                                  struct gw_sequence *sequence, const struct gw_eval_run *run)
 {
     double rows = (double)run->score.rows;
     double share = run->steps.keys_held == 0
@@ -265,7 +194,7 @@ static enum pp_status eval_report(struct eval *eval, const char *estimator,
     json_t *object = json_object();
     json_object_set_new(object, "program", json_string("eval"));
     json_object_set_new(object, "estimator", json_string(estimator));
-    json_object_set_new(object, "context", json_integer((json_int_t)eval->id_count));
+    json_object_set_new(object, "context", json_integer((json_int_t)eval->text.id_count));
     json_object_set_new(object, "tokens", json_integer((json_int_t)eval->tokens));
     json_object_set_new(object, "ppl", json_real(ppl));
     json_object_set_new(object, "kl_mean", json_real(run->score.kl_sum / rows));
@@ -277,8 +206,8 @@ static enum pp_status eval_report(struct eval *eval, const char *estimator,
     gw_statistics_held(object, &eval->worker, sequence);
     if (eval->dump_path[0] != '\0') {
         json_t *ids = json_array();
-        for (uint64_t i = 0; i < eval->id_count; i++) {
-            json_array_append_new(ids, json_integer((json_int_t)eval->ids[i]));
+        for (uint64_t i = 0; i < eval->text.id_count; i++) {
+            json_array_append_new(ids, json_integer((json_int_t)eval->text.ids[i]));
         }
         json_object_set_new(object, "token_ids", ids);
     }
@@ -288,16 +217,8 @@ static enum pp_status eval_report(struct eval *eval, const char *estimator,
 static enum pp_status eval_measure(struct eval *eval, const struct gw_eval_estimator *estimator,
                                    struct gw_sequence *sequence)
 {
-    struct eval_run run = {0};
-    uint64_t prompt = eval->id_count - 1 - eval->tokens;
-    uint64_t begin_us = pp_clock_now_us(&eval->worker.clock);
-    if (prompt > 0) {
-        PP_TRY(gw_sequence_prefill(sequence, eval->ids, (uint32_t)prompt, 0, NULL, eval_progress,
-                                   eval));
-    }
-    run.prefill_us = pp_clock_now_us(&eval->worker.clock) - begin_us;
-    PP_TRY(eval_steps(eval, sequence, &run));
-    gw_progress_end(&eval->progress);
+    struct gw_eval_run run;
+    PP_TRY(gw_eval_text_run(&eval->worker, &eval->text, sequence, eval_bar(eval), &run));
     PP_TRY(eval_report(eval, estimator->text, sequence, &run));
     if (estimator->estimator.kind != PP_EXACT && run.steps.attends_estimated == 0) {
         fprintf(stderr, "%s was never used: the nodes hold too few tokens for an index\n",
@@ -316,12 +237,11 @@ static enum pp_status eval_estimator(struct eval *eval, const struct gw_eval_est
                                           .dense_layer_count = eval->worker.dense_layer_count,
                                           .hash_seed = eval->worker_options.hash_seed,
                                           .step_seed = eval->seed,
-                                          .tokens_expected = eval->id_count};
+                                          .tokens_expected = eval->text.id_count};
     enum pp_status status = gw_sequence_open(eval->worker.engine, &options, &sequence);
     if (status == PP_OK) {
         status = eval_measure(eval, estimator, sequence);
     }
-    gw_progress_end(&eval->progress);
     if (status != PP_OK) {
         gw_worker_explain(stderr, estimator->text, status, sequence);
     }
@@ -333,7 +253,7 @@ static enum pp_status eval_all(struct eval *eval)
 {
     PP_TRY(eval_open(eval));
     gw_progress_init(&eval->progress, stderr, isatty(STDERR_FILENO) == 1, eval->worker.clock);
-    PP_TRY(eval_reference(eval));
+    PP_TRY(gw_eval_text_reference(&eval->worker, &eval->text, eval_bar(eval)));
     PP_TRY(eval_dump(eval));
     printf("%-24s %10s %12s %12s %8s %10s %10s\n", "estimator", "ppl", "kl_mean", "kl_max", "top1",
            "rows_share", "ms/token");
@@ -368,9 +288,7 @@ int gw_eval_main(int argc, char **argv)
         if (status != PP_OK) {
             fprintf(stderr, "eval failed: %s\n", pp_status_name(status));
         }
-        free(eval.logits);
-        free(eval.reference);
-        free(eval.ids);
+        gw_eval_text_free(&eval.text);
         gw_worker_close(&eval.worker);
     }
     pp_options_destroy(options);

@@ -71,6 +71,9 @@ struct gw_sequence_options {
     uint64_t hash_seed;
     uint64_t step_seed;       /* seeds of attends are drawn from it, one a step */
     uint64_t tokens_expected; /* at most tokens_max; sizes local K/V and the shards */
+    /* Nodes are asked a second time, exactly, and the step's stats say how far the answers were
+     * apart. For measuring: the second answer is used for nothing else, and times contain it. */
+    bool compare_exact;
 };
 
 /* PP_OUT_OF_RANGE when tokens_expected is above tokens_max; PP_MEMORY; errors of nodes. */
@@ -105,6 +108,10 @@ struct gw_step_stats {
     uint64_t keys_read;         /* rows a kv head, summed over kv heads */
     uint64_t keys_held;         /* the same, held by the nodes */
     uint64_t keys_local;        /* the same, attended here */
+    /* With compare_exact: |o' - o| / |o| of the nodes' merged answer against the exact one over the
+     * same held tokens, summed over layers and q heads where the asked estimator was used. */
+    double error_sum;
+    uint64_t errors; /* how many it sums */
 };
 void gw_step_stats_add(struct gw_step_stats *sum, const struct gw_step_stats *step);
 

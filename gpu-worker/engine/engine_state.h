@@ -62,6 +62,7 @@ struct gw_sequence {
     uint64_t row_capacity;
     uint64_t row_bytes; /* of K (or V) of a token, all kv heads */
     struct gw_sequence_layer *layers;
+    float *exact_o, *exact_lse; /* [q heads][dim], [q heads] on the host; NULL: not compared */
     bool broken;
 };
 

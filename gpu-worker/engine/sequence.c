@@ -34,6 +34,14 @@ static enum pp_status sequence_take_layers(struct gw_sequence *sequence)
     return PP_OK;
 }
 
+static enum pp_status sequence_take_exact(struct gw_sequence *sequence)
+{
+    const struct gw_heads *heads = &sequence->engine->heads;
+    sequence->exact_o = malloc(sizeof(float) * heads->q_heads * heads->head_dim);
+    sequence->exact_lse = malloc(sizeof(float) * heads->q_heads);
+    return sequence->exact_o == NULL || sequence->exact_lse == NULL ? PP_MEMORY : PP_OK;
+}
+
 static enum pp_status sequence_open_remote(struct gw_sequence *sequence,
                                            const struct gw_sequence_options *options)
 {
@@ -71,6 +79,9 @@ enum pp_status gw_sequence_open(struct gw_engine *engine, const struct gw_sequen
         PP_SINK_TOKENS + PP_RECENT_TOKENS + (GW_LEAVE_BATCHES_MAX + 1u) * GW_LEAVE_TOKENS;
     sequence->row_capacity = options->remote == NULL ? options->tokens_expected : rows_kept;
     enum pp_status status = sequence_take_layers(sequence);
+    if (status == PP_OK && options->compare_exact) {
+        status = sequence_take_exact(sequence);
+    }
     if (status == PP_OK && options->remote != NULL) {
         status = sequence_open_remote(sequence, options);
     }
@@ -91,6 +102,8 @@ void gw_sequence_close(struct gw_sequence *sequence)
         gw_remote_sequence_close(sequence->remote);
     }
     sequence_free_layers(sequence);
+    free(sequence->exact_lse);
+    free(sequence->exact_o);
     free(sequence);
 }
 

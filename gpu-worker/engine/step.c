@@ -5,6 +5,8 @@
  * nodes are not asked for is attended here. On the walk: its start and its end. It refuses to know
  * how an attend travels.
  */
+#include <math.h>
+
 #include "common/base/log.h"
 #include "common/base/rng.h"
 #include "gpu-worker/engine/engine_state.h"
@@ -22,6 +24,8 @@ void gw_step_stats_add(struct gw_step_stats *sum, const struct gw_step_stats *st
     sum->keys_read += step->keys_read;
     sum->keys_held += step->keys_held;
     sum->keys_local += step->keys_local;
+    sum->error_sum += step->error_sum;
+    sum->errors += step->errors;
 }
 
 static enum pp_status step_ask(struct gw_sequence *sequence, uint32_t layer, uint64_t held,
@@ -37,9 +41,43 @@ static enum pp_status step_ask(struct gw_sequence *sequence, uint32_t layer, uin
     return gw_remote_attend_begin(sequence->remote, &attend);
 }
 
+/* |o' - o| / |o| of one head; 0 where both are the same, zeros too. */
+static double step_error(const float *o, const float *exact, uint32_t dim)
+{
+    double apart = 0, length = 0;
+    for (uint32_t i = 0; i < dim; i++) {
+        double difference = (double)o[i] - (double)exact[i];
+        apart += difference * difference;
+        length += (double)exact[i] * (double)exact[i];
+    }
+    return apart == 0 ? 0 : sqrt(apart / length);
+}
+
+/* The attend that was just answered once more, exactly: same layer, q and held tokens. */
+static enum pp_status step_compare(struct gw_sequence *sequence, uint32_t layer, uint64_t held,
+                                   struct gw_step_stats *stats)
+{
+    const struct gw_engine *engine = sequence->engine;
+    const struct gw_heads *heads = &engine->heads;
+    struct gw_remote_answer exact = {.o = sequence->exact_o, .lse = sequence->exact_lse};
+    struct gw_remote_attend attend = {.layer = layer,
+                                      .held_tokens = held,
+                                      .q_rows = 1,
+                                      .q = engine->sent_q,
+                                      .estimator = {.kind = PP_EXACT}};
+    PP_TRY(gw_remote_attend_begin(sequence->remote, &attend));
+    PP_TRY(gw_remote_attend_wait(sequence->remote, &exact));
+    for (uint32_t head = 0; head < heads->q_heads; head++) {
+        uint64_t at = (uint64_t)head * heads->head_dim;
+        stats->error_sum += step_error(engine->answer_o + at, exact.o + at, heads->head_dim);
+    }
+    stats->errors += heads->q_heads;
+    return PP_OK;
+}
+
 /* Waits for the nodes and merges their partial into the local one. */
-static enum pp_status step_answer(struct gw_sequence *sequence, enum pp_status local,
-                                  struct gw_step_stats *stats)
+static enum pp_status step_answer(struct gw_sequence *sequence, uint32_t layer, uint64_t held,
+                                  enum pp_status local, struct gw_step_stats *stats)
 {
     struct gw_engine *engine = sequence->engine;
     const struct gw_device_ops *ops = engine->device->ops;
@@ -56,6 +94,9 @@ static enum pp_status step_answer(struct gw_sequence *sequence, enum pp_status l
     stats->network_us += answer.network_us;
     stats->keys_read += answer.keys_read;
     stats->keys_held += answer.keys_held;
+    if (sequence->exact_o != NULL && answer.estimator_used) {
+        PP_TRY(step_compare(sequence, layer, held, stats));
+    }
     uint64_t lse_bytes = sizeof(float) * heads->q_heads;
     PP_TRY(ops->copy_in(engine->device, engine->stream, engine->node_o, engine->answer_o,
                         lse_bytes * heads->head_dim));
@@ -110,7 +151,7 @@ static enum pp_status step_layer(struct gw_sequence *sequence, uint32_t index, c
     }
     enum pp_status status = step_local(sequence, index, held, stats);
     if (held > 0) {
-        status = step_answer(sequence, status, stats);
+        status = step_answer(sequence, index, held, status, stats);
     }
     PP_TRY(status);
     return gw_engine_finish_layer(engine, layer, 1, engine->x);

@@ -44,6 +44,7 @@ struct gw_remote {
     uint64_t flushes, attends, appends;
     enum pp_status answer;
     bool forget;
+    float stretch; /* answers that are not asked for exactly are longer by this share */
 };
 
 static struct gw_remote fake;
@@ -148,8 +149,9 @@ static void fake_attend_head(const struct gw_remote_sequence *sequence, uint32_t
             }
         }
     }
+    double stretch = sequence->asked.estimator.kind == PP_EXACT ? 0.0 : (double)fake.stretch;
     for (uint32_t j = 0; j < dim; j++) {
-        answer->o[head * dim + j] = (float)(o[j] / sum);
+        answer->o[head * dim + j] = (float)(o[j] / sum * (1.0 + stretch));
     }
     answer->lse[head] = (float)(top + log(sum));
 }
@@ -427,6 +429,34 @@ static void a_step_accounts_for_time_and_keys(void **state)
     tiny_free(&tiny);
 }
 
+static void a_step_says_how_far_the_nodes_were_from_exact(void **state)
+{
+    (void)state;
+    fake = (struct gw_remote){.ack_every = 1, .stretch = 0.25f};
+    struct tiny tiny = tiny_new(128, PP_BF16);
+    struct gw_sequence_options options = {
+        .remote = &fake, .tokens_expected = 300, .compare_exact = true};
+    struct gw_sequence *compared;
+    struct gw_sequence *plain = open_sequence(&tiny, &fake);
+    float logits[VOCAB], expected[VOCAB];
+    struct gw_step_stats step;
+    assert_int_equal(gw_sequence_open(tiny.engine, &options, &compared), PP_OK);
+    assert_int_equal(gw_sequence_prefill(plain, tiny.ids, 168, 0, NULL, NULL, NULL), PP_OK);
+    assert_int_equal(gw_sequence_prefill(compared, tiny.ids, 168, 0, NULL, NULL, NULL), PP_OK);
+    assert_int_equal(gw_sequence_step(plain, 1, expected, &step), PP_OK);
+    assert_int_equal(step.errors, 0);
+    assert_int_equal(gw_sequence_step(compared, 1, logits, &step), PP_OK);
+    /* The fake used the estimator in layer 1 only; comparing changes no answer and no account. */
+    assert_int_equal(step.errors, 6);
+    assert_true(fabs(step.error_sum / 6.0 - 0.25) < 1e-5);
+    assert_int_equal(step.attends, LAYERS);
+    assert_int_equal(step.keys_held, LAYERS * 200);
+    assert_memory_equal(logits, expected, sizeof(logits));
+    gw_sequence_close(compared);
+    gw_sequence_close(plain);
+    tiny_free(&tiny);
+}
+
 static void what_makes_no_sense_is_refused_and_leaves_the_sequence_alone(void **state)
 {
     (void)state;
@@ -473,6 +503,7 @@ int main(void)
         cmocka_unit_test(a_lost_node_ends_the_sequence_with_its_error),
         cmocka_unit_test(nodes_that_forget_what_they_acknowledged_are_found_out),
         cmocka_unit_test(a_step_accounts_for_time_and_keys),
+        cmocka_unit_test(a_step_says_how_far_the_nodes_were_from_exact),
         cmocka_unit_test(what_makes_no_sense_is_refused_and_leaves_the_sequence_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

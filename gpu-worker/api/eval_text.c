@@ -1,0 +1,112 @@
+/*
+ * Runs a text through the engine and scores it. On the walk: above engine. It refuses to know which
+ * estimator runs and how figures are shown.
+ */
+#include "gpu-worker/api/eval_text.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum pp_status gw_eval_text_read(struct gw_worker *worker, const char *path, uint64_t tokens,
+                                 FILE *errors, struct gw_eval_text *text_out)
+{
+    char *bytes;
+    size_t byte_count, count;
+    memset(text_out, 0, sizeof(*text_out));
+    PP_TRY(gw_file_read(path, errors, &bytes, &byte_count));
+    enum pp_status status =
+        gw_tokenizer_encode(worker->tokenizer, bytes, byte_count, false, &text_out->ids, &count);
+    free(bytes);
+    PP_TRY(status);
+    uint64_t most = gw_engine_info(worker->engine)->tokens_max;
+    text_out->id_count = count < most ? count : most;
+    text_out->tokens = tokens;
+    if (text_out->id_count < 2 || tokens > text_out->id_count - 1) {
+        fprintf(errors, "%s has %zu tokens, %llu of them used: too few to measure %llu\n", path,
+                count, (unsigned long long)text_out->id_count, (unsigned long long)tokens);
+        return PP_OUT_OF_RANGE;
+    }
+    text_out->vocab = gw_engine_info(worker->engine)->vocab;
+    text_out->reference = malloc(tokens * text_out->vocab * sizeof(float));
+    text_out->logits = malloc(text_out->vocab * sizeof(float));
+    return text_out->reference == NULL || text_out->logits == NULL ? PP_MEMORY : PP_OK;
+}
+
+void gw_eval_text_free(struct gw_eval_text *text)
+{
+    free(text->logits);
+    free(text->reference);
+    free(text->ids);
+    memset(text, 0, sizeof(*text));
+}
+
+static void eval_text_progress(void *context, enum gw_phase phase, uint64_t done, uint64_t total)
+{
+    static const char *const labels[] = {"prefill", "store", "index"};
+    struct gw_progress *progress = context;
+    if (progress != NULL) {
+        gw_progress_show(progress, labels[phase], done, total);
+    }
+}
+
+static void eval_text_progress_end(struct gw_progress *progress)
+{
+    if (progress != NULL) {
+        gw_progress_end(progress);
+    }
+}
+
+enum pp_status gw_eval_text_reference(struct gw_worker *worker, struct gw_eval_text *text,
+                                      struct gw_progress *progress)
+{
+    struct gw_sequence *sequence;
+    uint64_t count = text->id_count - 1; /* the last token is only predicted */
+    struct gw_sequence_options options = {.tokens_expected = count};
+    PP_TRY(gw_sequence_open(worker->engine, &options, &sequence));
+    enum pp_status status =
+        gw_sequence_prefill(sequence, text->ids, (uint32_t)count, (uint32_t)text->tokens,
+                            text->reference, eval_text_progress, progress);
+    eval_text_progress_end(progress);
+    gw_sequence_close(sequence);
+    return status;
+}
+
+/* Steps over the measured tokens, fed with the text. */
+static enum pp_status eval_text_steps(struct gw_eval_text *text, struct gw_sequence *sequence,
+                                      struct gw_progress *progress, struct gw_eval_run *run)
+{
+    uint64_t first = text->id_count - 1 - text->tokens;
+    for (uint64_t i = 0; i < text->tokens; i++) {
+        struct gw_step_stats step;
+        PP_TRY(gw_sequence_step(sequence, text->ids[first + i], text->logits, &step));
+        gw_step_stats_add(&run->steps, &step);
+        PP_TRY(gw_eval_score_add(&run->score, text->reference + i * text->vocab, text->logits,
+                                 text->vocab, text->ids[first + i + 1]));
+        if (progress != NULL) {
+            gw_progress_show(progress, "decode", i + 1, text->tokens);
+        }
+    }
+    return PP_OK;
+}
+
+enum pp_status gw_eval_text_run(struct gw_worker *worker, struct gw_eval_text *text,
+                                struct gw_sequence *sequence, struct gw_progress *progress,
+                                struct gw_eval_run *run_out)
+{
+    struct gw_eval_run run = {0};
+    uint64_t prompt = text->id_count - 1 - text->tokens;
+    uint64_t begin_us = pp_clock_now_us(&worker->clock);
+    enum pp_status status = PP_OK;
+    if (prompt > 0) {
+        status = gw_sequence_prefill(sequence, text->ids, (uint32_t)prompt, 0, NULL,
+                                     eval_text_progress, progress);
+    }
+    run.prefill_us = pp_clock_now_us(&worker->clock) - begin_us;
+    if (status == PP_OK) {
+        status = eval_text_steps(text, sequence, progress, &run);
+    }
+    eval_text_progress_end(progress);
+    PP_TRY(status);
+    *run_out = run;
+    return PP_OK;
+}
