@@ -91,6 +91,25 @@ enum pp_status bench_report(json_t *object, uint32_t threads, const char *commit
     return status;
 }
 
+enum pp_status bench_built_program(const char *name, char *path_out, size_t path_bytes)
+{
+    char own[512];
+    ssize_t length = readlink("/proc/self/exe", own, sizeof(own) - 1);
+    if (length <= 0) {
+        return PP_IO;
+    }
+    own[length] = '\0';
+    for (int up = 0; up < 2; ++up) { /* the program's name, then its folder */
+        char *slash = strrchr(own, '/');
+        if (slash == NULL) {
+            return PP_IO;
+        }
+        *slash = '\0';
+    }
+    int written = snprintf(path_out, path_bytes, "%s/%s", own, name);
+    return written > 0 && (size_t)written < path_bytes ? PP_OK : PP_OUT_OF_RANGE;
+}
+
 static int read_port(const char *path)
 {
     int port = 0;

@@ -6,6 +6,7 @@
 #ifndef PIGPEN_BENCH_BENCH_COMMON_H
 #define PIGPEN_BENCH_BENCH_COMMON_H
 
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -21,6 +22,10 @@ double bench_min(const double *values, uint64_t count);
  * drops it. PP_IO when the file cannot be written. */
 PP_MUST_USE enum pp_status bench_report(json_t *object, uint32_t threads, const char *commit,
                                         const char *path);
+
+/* The path of another program of the same build: name is relative to the build folder, of which
+ * this program's own folder is a child. PP_IO, PP_OUT_OF_RANGE: longer than path_bytes. */
+PP_MUST_USE enum pp_status bench_built_program(const char *name, char *path_out, size_t path_bytes);
 
 /* A node process: `program --listen=127.0.0.1:0 ...` with its port read back. */
 struct bench_node {

@@ -14,6 +14,7 @@
 #include "common/base/options.h"
 #include "common/base/rng.h"
 #include "common/rpc/grpc_transport.h"
+#include "common/run/team.h"
 #include "gpu-worker/remote/remote.h"
 
 #define APPEND_TOKENS 1024u
@@ -248,7 +249,9 @@ static enum pp_status report(struct bench *bench, struct times *chosen, struct t
     if (object == NULL) {
         return PP_MEMORY;
     }
-    return bench_report(object, (uint32_t)settings.node_threads, PP_COMMIT, settings.json);
+    uint32_t threads =
+        settings.node_threads == 0 ? pp_team_threads_default() : (uint32_t)settings.node_threads;
+    return bench_report(object, threads, PP_COMMIT, settings.json);
 }
 
 static enum pp_status measure(struct bench *bench)
