@@ -59,7 +59,9 @@ enum pp_status an_attend_prepare(struct an_attend *attend, const struct an_param
     if (bytes <= attend->query_scratch_bytes) {
         return PP_OK;
     }
-    uint64_t total = bytes * attend->threads;
+    uint64_t bitmap_bytes = (AN_BITMAP_WORDS + AN_SEGMENT_WORDS) * sizeof(uint64_t);
+    uint64_t scratch_bytes = bytes * attend->threads;
+    uint64_t total = scratch_bytes + ((bitmap_bytes + 63u) & ~63ull);
     PP_TRY(pp_limit_reserve(attend->limit, PP_MEMORY_SCRATCH, total));
     uint8_t *memory = aligned_alloc(64, total);
     if (memory == NULL) {
@@ -70,21 +72,25 @@ enum pp_status an_attend_prepare(struct an_attend *attend, const struct an_param
     an_attend_relax(attend);
     attend->query_scratch = memory;
     attend->query_scratch_bytes = bytes;
+    attend->bitmaps = (uint64_t *)(memory + scratch_bytes);
+    attend->carried = attend->bitmaps + AN_BITMAP_WORDS;
+    attend->sampling_bytes = total;
     return PP_OK;
 }
 
 void an_attend_relax(struct an_attend *attend)
 {
-    pp_limit_release(attend->limit, PP_MEMORY_SCRATCH,
-                     attend->query_scratch_bytes * attend->threads);
+    pp_limit_release(attend->limit, PP_MEMORY_SCRATCH, attend->sampling_bytes);
     free(attend->query_scratch);
     attend->query_scratch = NULL;
     attend->query_scratch_bytes = 0;
+    attend->bitmaps = attend->carried = NULL;
+    attend->sampling_bytes = 0;
 }
 
 uint64_t an_attend_sampling_bytes(const struct an_attend *attend)
 {
-    return attend->query_scratch_bytes * attend->threads;
+    return attend->sampling_bytes;
 }
 
 bool an_attend_late(struct an_attend *attend)
@@ -206,13 +212,15 @@ static void add_units(struct an_attend *attend, uint32_t task_index)
 {
     const struct an_task *task = &attend->tasks[task_index];
     uint32_t lanes = task->row_count * task->group;
+    uint32_t step = AN_EXACT_LANES / task->group * task->group;
+    step = step > 0 ? step : task->group;
     for (uint32_t kv = 0; kv < task->part->spec.kv_head_count; kv++) {
-        for (uint32_t at = 0; at < lanes; at += AN_UNIT_LANES) {
+        for (uint32_t at = 0; at < lanes; at += step) {
             struct an_unit *unit = &attend->units[attend->unit_count++];
             unit->task = task_index;
             unit->kv_head = kv;
             unit->lane_begin = task->lane_begin + kv * lanes + at;
-            unit->lane_count = lanes - at < AN_UNIT_LANES ? lanes - at : AN_UNIT_LANES;
+            unit->lane_count = lanes - at < step ? lanes - at : step;
         }
     }
 }

@@ -56,14 +56,14 @@ static uint64_t sampled_tokens(const struct an_task *task)
     return tokens;
 }
 
-/* One q row of one kv head: its lanes' answers, and the rows that its group read: those read
- * exactly once, and of the sampled ones at most the sum over heads. */
+/* One q row of one kv head: its lanes' answers, and the distinct rows that its group read. */
 static void finish_group(struct an_attend *attend, struct an_task *task, uint32_t kv, uint32_t row,
                          uint64_t sampled)
 {
     struct an_attend_item *item = task->item;
     uint32_t lane_index = task->lane_begin + (kv * task->row_count + row) * task->group;
-    uint64_t drawn = 0;
+    uint64_t drawn = 0; /* of the sampled tokens */
+    bool fall_back = false;
     for (uint32_t g = 0; g < task->group; g++) {
         struct an_lane *lane = &attend->lanes[lane_index + g];
         uint64_t at = (uint64_t)(task->row_begin + row) * task->q_heads + kv * task->group + g;
@@ -75,10 +75,11 @@ static void finish_group(struct an_attend *attend, struct an_task *task, uint32_
         item->var[at] = answer.var;
         item->lse_var[at] = answer.lse_var;
         item->keys_read[at] = lane->sum.keys_read;
-        drawn += lane->fall_back ? sampled : lane->sampled_rows;
-        item->flags |= lane->fall_back ? 1u : 0u;
+        drawn += lane->rows_added;
+        fall_back = fall_back || lane->fall_back;
     }
-    item->rows_read += task->held - sampled + (drawn < sampled ? drawn : sampled);
+    item->flags |= fall_back ? 1u : 0u;
+    item->rows_read += task->held - sampled + (fall_back ? sampled : drawn);
 }
 
 void an_attend_finish(struct an_attend *attend)

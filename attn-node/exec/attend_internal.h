@@ -17,11 +17,14 @@
 #define AN_LANE_FLOATS     (512u << 10)  /* q, and error sums, of all lanes */
 #define AN_LANE_CODES      (1024u << 10) /* signatures of all lanes */
 #define AN_TASKS_MAX       PP_ATTEND_ITEMS_MAX
-#define AN_UNIT_LANES      64u
+#define AN_EXACT_LANES     64u   /* that an exact piece attends together */
 #define AN_PIECES_MAX      4096u /* of a wave */
 #define AN_PIECE_LANES_MAX 16384u
 #define AN_PIECE_FLOATS    (1024u << 10) /* o, and for samples error sums, of a wave */
 #define AN_BLOCK_TOKENS    1024u
+/* Words of the bitmaps of a wave's sampled pieces: at least 256 pieces of the longest segment. */
+#define AN_SEGMENT_WORDS ((PP_SEGMENT_TOKENS_MAX + 63u) / 64u)
+#define AN_BITMAP_WORDS  (256u * AN_SEGMENT_WORDS)
 
 struct an_task {
     struct an_attend_item *item;
@@ -38,7 +41,7 @@ struct an_task {
 struct an_unit {
     uint32_t task;
     uint32_t kv_head;
-    uint32_t lane_begin, lane_count;
+    uint32_t lane_begin, lane_count; /* of whole groups: a q row's heads are never parted */
     uint32_t piece_begin, piece_end; /* of the wave */
 };
 
@@ -51,12 +54,18 @@ struct an_piece {
     uint32_t accumulator_begin;
     bool sampled;
     uint32_t sampled_rows; /* out */
+    uint64_t *rows_read;   /* sampled: [bitmap_words], of the segment's rows; out */
+    uint32_t bitmap_words;
+    /* The rows of the same q row's heads before this one, NULL for the first: in the plan they come
+     * just before; those of the wave before are in `carried`. */
+    const uint64_t *rows_before;
 };
 
 struct an_lane {
     struct an_accumulator sum; /* o points into the item's output */
     uint32_t sampled_rows;
-    bool fall_back; /* the sample was empty */
+    uint64_t rows_added; /* of sampled_rows, those that no head of the group before this one read */
+    bool fall_back;      /* the sample was empty */
 };
 
 struct an_attend {
@@ -67,6 +76,9 @@ struct an_attend {
     uint64_t own_bytes;
     uint8_t *query_scratch; /* [threads][query_scratch_bytes] */
     uint64_t query_scratch_bytes;
+    uint64_t *bitmaps; /* [AN_BITMAP_WORDS], then carried [AN_SEGMENT_WORDS]; with query_scratch */
+    uint64_t *carried; /* the bitmap of the last sampled piece of the wave before */
+    uint64_t sampling_bytes; /* of both; 0 when there are none */
     /* of a batch */
     struct an_task tasks[AN_TASKS_MAX];
     uint32_t task_count;
@@ -88,6 +100,7 @@ struct an_attend {
     uint32_t accumulator_count;
     float *piece_floats; /* [AN_PIECE_FLOATS] */
     uint32_t piece_floats_used;
+    uint32_t bitmap_words_used;
 };
 
 /* Reads and checks q, copies or makes the signatures of the batch's lanes. */

@@ -4,12 +4,14 @@
  * order of merging is therefore the order of the plan, whatever the number of threads.
  * See attend_internal.h.
  */
+#include <string.h>
+
 #include "attn-node/exec/attend_internal.h"
 #include "common/base/assert.h"
 #include "common/run/team.h"
 
-/* Where the plan is: `at` counts lanes of the unit where a stretch is sampled or falls back, `row`
- * the next row of an exact stretch. */
+/* Where the plan is: `lane` is the unit's next lane that the stretch has not had, `row` the next
+ * row of a stretch that is read exactly. */
 struct cursor {
     uint32_t unit, stretch, lane;
     uint32_t row;
@@ -78,9 +80,16 @@ static bool piece_of_stretch(struct an_attend *attend, struct cursor *cursor,
         piece->lane_count = 1;
         return cursor->lane++ < unit->lane_count;
     }
-    piece->lane_begin = unit->lane_begin;
-    piece->lane_count = unit->lane_count;
-    return next_block(cursor, stretch, piece);
+    for (; cursor->lane < unit->lane_count; cursor->lane += AN_EXACT_LANES) {
+        uint32_t left = unit->lane_count - cursor->lane;
+        piece->lane_begin = unit->lane_begin + cursor->lane;
+        piece->lane_count = left < AN_EXACT_LANES ? left : AN_EXACT_LANES;
+        if (next_block(cursor, stretch, piece)) {
+            return true;
+        }
+        cursor->row_set = false;
+    }
+    return false;
 }
 
 static bool next_piece(struct an_attend *attend, struct cursor *cursor, struct an_piece *piece)
@@ -106,15 +115,33 @@ static bool next_piece(struct an_attend *attend, struct cursor *cursor, struct a
     return false;
 }
 
-/* Memory for a piece's sums; false when the wave is full. */
+/* A bitmap for a sampled piece. */
+static void place_bitmap(struct an_attend *attend, const struct an_task *task,
+                         struct an_piece *piece)
+{
+    piece->rows_read = attend->bitmaps + attend->bitmap_words_used;
+    attend->bitmap_words_used += piece->bitmap_words;
+    piece->rows_before = NULL;
+    if ((piece->lane_begin - task->lane_begin) % task->group != 0) {
+        uint32_t count = attend->piece_count;
+        piece->rows_before = count > 0 ? attend->pieces[count - 1].rows_read : attend->carried;
+    }
+}
+
+/* Memory for a piece's sums and bitmap; false when the wave is full. */
 static bool place_piece(struct an_attend *attend, struct an_piece *piece)
 {
     const struct an_task *task = &attend->tasks[attend->units[piece->unit].task];
+    piece->bitmap_words = piece->sampled ? (piece->end + 63u) / 64u : 0;
     uint32_t floats_each = task->dim * (task->sampled ? 2u : 1u);
     uint32_t floats = floats_each * piece->lane_count;
     if (floats > AN_PIECE_FLOATS - attend->piece_floats_used ||
-        piece->lane_count > AN_PIECE_LANES_MAX - attend->accumulator_count) {
+        piece->lane_count > AN_PIECE_LANES_MAX - attend->accumulator_count ||
+        piece->bitmap_words > AN_BITMAP_WORDS - attend->bitmap_words_used) {
         return false;
+    }
+    if (piece->sampled) {
+        place_bitmap(attend, task, piece);
     }
     piece->accumulator_begin = attend->accumulator_count;
     piece->sampled_rows = 0;
@@ -151,10 +178,25 @@ static void run_piece(void *context, uint64_t index, uint32_t thread)
         .q = attend->q + q_at,
         .q_scaled = attend->q_scaled + q_at,
         .codes = attend->codes + attend->lane_code[piece->lane_begin],
+        .rows_read = piece->rows_read,
     };
+    memset(piece->rows_read, 0, piece->bitmap_words * sizeof(uint64_t));
     piece->sampled_rows = an_index_attend(
         piece->segment->index[kv_head], &piece->segment->params->index, &piece->rows, piece->begin,
         piece->end, &query, attend->query_scratch + thread * attend->query_scratch_bytes, sums);
+}
+
+/* Adds the rows of the group's heads before this one to the piece's bitmap; returns how many rows
+ * are its own. */
+static uint64_t merge_bitmap(const struct an_piece *piece)
+{
+    uint64_t added = 0;
+    for (uint32_t i = 0; i < piece->bitmap_words; i++) {
+        uint64_t before = piece->rows_before != NULL ? piece->rows_before[i] : 0;
+        added += (uint64_t)__builtin_popcountll(piece->rows_read[i] & ~before);
+        piece->rows_read[i] |= before;
+    }
+    return added;
 }
 
 /* Merges the wave's pieces of one unit into its lanes, in order. */
@@ -171,6 +213,7 @@ static void merge_unit(void *context, uint64_t index, uint32_t thread)
             an_accumulator_merge(&lane->sum, &attend->accumulators[piece->accumulator_begin + j],
                                  dim);
             lane->sampled_rows += piece->sampled_rows;
+            lane->rows_added += merge_bitmap(piece);
         }
     }
 }
@@ -190,9 +233,14 @@ static void run_wave(struct an_attend *attend)
     }
     pp_team_for(attend->threads, attend->piece_count, run_piece, attend);
     pp_team_for(attend->threads, attend->unit_count, merge_unit, attend);
+    const struct an_piece *last = &attend->pieces[attend->piece_count - 1];
+    if (last->sampled) {
+        memcpy(attend->carried, last->rows_read, last->bitmap_words * sizeof(uint64_t));
+    }
     attend->piece_count = 0;
     attend->accumulator_count = 0;
     attend->piece_floats_used = 0;
+    attend->bitmap_words_used = 0;
 }
 
 static void run_plan(struct an_attend *attend, bool fall_back)

@@ -42,6 +42,8 @@ struct an_index_query {
     const float *q;        /* [dim] f32, not scaled: the cosine needs it plain */
     const float *q_scaled; /* [dim] f32, times scale: the scores */
     const uint16_t *codes; /* lsh: [l] */
+    uint64_t *rows_read;   /* attend: bits of the rows read are set, others stay; word i / 64, bit
+                              i % 64 for row i, [(end + 63) / 64] words; NULL: not wanted */
 };
 
 /* Samples among the rows [begin, end) of the segment (a view may cut it) and attends the sample:

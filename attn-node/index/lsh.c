@@ -81,8 +81,8 @@ uint32_t an_index_sample(const struct an_index *index, const struct an_index_par
         }
         return end - begin;
     }
-    uint32_t found =
-        an_lsh_candidates(index, query->codes, params->estimator.t, begin, end, scratch, ids_out);
+    uint32_t found = an_lsh_candidates(index, query->codes, params->estimator.t, begin, end,
+                                       scratch, NULL, ids_out);
     struct angle angle = measure_query(index, query->q);
     const struct an_kernels *kernels = an_kernels_get();
     for (uint32_t at = 0; at < found; at += PIECE) {
@@ -119,6 +119,14 @@ static float unscale(const struct an_index_query *query, uint32_t dim)
     return scaled != 0.0f ? query->q[largest] / scaled : 0.0f;
 }
 
+/* Sets the bits of every row of [begin, end). */
+static void mark_all(uint64_t *rows_read, uint32_t begin, uint32_t end)
+{
+    for (uint32_t i = begin; i < end && rows_read != NULL; ++i) {
+        rows_read[i / 64] |= 1ull << (i % 64);
+    }
+}
+
 uint32_t an_index_attend(const struct an_index *index, const struct an_index_params *params,
                          const struct an_rows *rows, uint32_t begin, uint32_t end,
                          const struct an_index_query *query, void *scratch,
@@ -127,12 +135,13 @@ uint32_t an_index_attend(const struct an_index *index, const struct an_index_par
     const struct an_kernels *kernels = an_kernels_get();
     if (index->central_count > AN_LSH_CENTRAL_MAX) {
         kernels->attend_exact(rows, begin, end, query->q_scaled, 1, accumulator);
+        mark_all(query->rows_read, begin, end);
         return end - begin;
     }
     uint16_t *ids = scratch;
     uint8_t *rest = (uint8_t *)scratch + ((2ull * index->tokens + 63) & ~63ull);
-    uint32_t found =
-        an_lsh_candidates(index, query->codes, params->estimator.t, begin, end, rest, ids);
+    uint32_t found = an_lsh_candidates(index, query->codes, params->estimator.t, begin, end, rest,
+                                       query->rows_read, ids);
     struct angle angle = measure_query(index, query->q);
     float plain = unscale(query, index->dim);
     for (uint32_t at = 0; at < found; at += PIECE) {
@@ -153,6 +162,7 @@ uint32_t an_index_attend(const struct an_index *index, const struct an_index_par
     for (uint32_t i = 0; i < index->central_count; ++i) {
         if (index->central[i] >= begin && index->central[i] < end) {
             central[central_count++] = index->central[i];
+            mark_all(query->rows_read, index->central[i], index->central[i] + 1u);
         }
     }
     if (central_count > 0) {

@@ -26,9 +26,10 @@ struct an_index {
 };
 
 /* Rows seen in at least t of the l tables, ascending, within [begin, end), without central rows.
- * scratch: an_lsh_scratch_bytes. Returns their number. */
+ * rows_read: NULL, or as in an_index_query. scratch: an_lsh_scratch_bytes. Returns their number. */
 uint64_t an_lsh_scratch_bytes(uint32_t tokens, uint32_t t);
 uint32_t an_lsh_candidates(const struct an_index *index, const uint16_t *codes, uint32_t t,
-                           uint32_t begin, uint32_t end, void *scratch, uint16_t *ids_out);
+                           uint32_t begin, uint32_t end, void *scratch, uint64_t *rows_read,
+                           uint16_t *ids_out);
 
 #endif

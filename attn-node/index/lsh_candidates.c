@@ -65,7 +65,8 @@ static void mark_counting(const struct an_index *index, const uint16_t *codes, u
 }
 
 uint32_t an_lsh_candidates(const struct an_index *index, const uint16_t *codes, uint32_t t,
-                           uint32_t begin, uint32_t end, void *scratch, uint16_t *ids_out)
+                           uint32_t begin, uint32_t end, void *scratch, uint64_t *rows_read,
+                           uint16_t *ids_out)
 {
     uint32_t words = (index->tokens + 63u) / 64u;
     uint64_t *once = scratch;
@@ -87,6 +88,9 @@ uint32_t an_lsh_candidates(const struct an_index *index, const uint16_t *codes, 
         }
         if (word * 64u + 64u > end) {
             bits &= (1ull << (end & 63u)) - 1;
+        }
+        if (rows_read != NULL) {
+            rows_read[word] |= bits;
         }
         for (; bits != 0; bits &= bits - 1) {
             ids_out[found++] = (uint16_t)(word * 64u + (uint32_t)__builtin_ctzll(bits));

@@ -104,12 +104,22 @@ static uint32_t bed_sample(struct bed *bed, uint32_t begin, uint32_t end)
 static uint32_t bed_attend(struct bed *bed, uint32_t begin, uint32_t end,
                            struct an_accumulator *accumulator)
 {
-    bed_sample(bed, begin, end);
-    struct an_index_query query = {.q = bed->q, .q_scaled = bed->q_scaled, .codes = bed->codes};
+    uint32_t sampled = bed_sample(bed, begin, end);
+    static uint64_t rows_read[(PP_SEGMENT_TOKENS_MAX + 63) / 64];
+    memset(rows_read, 0, sizeof(rows_read));
+    struct an_index_query query = {
+        .q = bed->q, .q_scaled = bed->q_scaled, .codes = bed->codes, .rows_read = rows_read};
     an_accumulator_clear(accumulator, DIM);
     uint32_t read = an_index_attend(bed->index, &bed->params, &bed->rows, begin, end, &query,
                                     bed->scratch, accumulator);
     assert_int_equal(read, accumulator->keys_read);
+    assert_int_equal(read, sampled);
+    for (uint32_t i = 0; i < sampled; ++i) {
+        rows_read[bed->ids[i] / 64] ^= 1ull << (bed->ids[i] % 64);
+    }
+    for (size_t word = 0; word < sizeof(rows_read) / sizeof(rows_read[0]); ++word) {
+        assert_int_equal(rows_read[word], 0);
+    }
     return read;
 }
 
