@@ -11,20 +11,19 @@
 #include "common/base/half.h"
 #include "common/base/rng.h"
 
-#define KV_HEADS   2u
-#define Q_HEADS    4u
-#define DIM        64u
-#define SEED       20260101u
-#define TOKENS_MAX 4096u
-#define ROW        (KV_HEADS * DIM)
+#define KV_HEADS 2u
+#define Q_HEADS  4u
+#define DIM      64u
+#define SEED     20260101u
+#define TOKENS   1057u /* of no block's size */
+#define ROW      (KV_HEADS * DIM)
 
 struct fixture {
     struct an_job job;
     struct an_attend_item item;
-    uint32_t tokens;
     uint64_t handle;
-    float k[TOKENS_MAX * ROW], v[TOKENS_MAX * ROW];              /* as stored */
-    uint16_t k_wire[TOKENS_MAX * ROW], v_wire[TOKENS_MAX * ROW]; /* bf16 */
+    float k[TOKENS * ROW], v[TOKENS * ROW];              /* as stored */
+    uint16_t k_wire[TOKENS * ROW], v_wire[TOKENS * ROW]; /* bf16 */
     float q[Q_HEADS * DIM];
     _Alignas(64) uint8_t arena[16384];
 };
@@ -67,7 +66,7 @@ static void report(struct an_self_test_args *test, const char *name, bool ok, co
 static void fill(struct fixture *fixture)
 {
     struct pp_rng rng = {.seed = SEED};
-    for (uint32_t i = 0; i < fixture->tokens * ROW; i++) {
+    for (uint32_t i = 0; i < TOKENS * ROW; i++) {
         fixture->k_wire[i] = pp_bf16_from_f32((float)pp_rng_normal(&rng));
         fixture->v_wire[i] = pp_bf16_from_f32((float)pp_rng_normal(&rng));
         fixture->k[i] = pp_bf16_to_f32(fixture->k_wire[i]);
@@ -105,11 +104,15 @@ static enum pp_status open_part(struct an_exec *exec, struct fixture *fixture)
 static enum pp_status fill_part(struct an_exec *exec, struct fixture *fixture)
 {
     struct an_job *job = &fixture->job;
+    struct an_part *part;
+    struct an_part_ref ref = {fixture->handle, 1};
+    PP_TRY(an_exec_find(exec, &ref, false, &part));
+    part->params->index_tokens_min = TOKENS; /* an index whatever the node's rule */
     memset(job, 0, sizeof(*job));
-    uint64_t bytes = (uint64_t)fixture->tokens * ROW * sizeof(uint16_t);
+    uint64_t bytes = (uint64_t)TOKENS * ROW * sizeof(uint16_t);
     job->append = (struct an_append_args){
         .part = {fixture->handle, 1},
-        .count = fixture->tokens,
+        .count = TOKENS,
         .bulk = true,
         .k = (const uint8_t *)fixture->k_wire,
         .v = (const uint8_t *)fixture->v_wire,
@@ -117,12 +120,9 @@ static enum pp_status fill_part(struct an_exec *exec, struct fixture *fixture)
         .v_bytes = bytes,
     };
     PP_TRY(an_exec_append(exec, job));
-    struct an_part *part;
-    struct an_part_ref ref = {fixture->handle, 1};
-    PP_TRY(an_exec_find(exec, &ref, false, &part));
     uint64_t segments;
     PP_TRY(an_part_seal(part, NULL, 0, &segments));
-    uint64_t scratch = an_index_scratch_bytes(&part->params->index, DIM, fixture->tokens);
+    uint64_t scratch = an_index_scratch_bytes(&part->params->index, DIM, TOKENS);
     PP_TRY(pp_limit_reserve(&exec->limit, PP_MEMORY_SCRATCH, scratch));
     an_builder_build_now(exec->builder, part->layers[0].views[0].segment);
     pp_limit_release(&exec->limit, PP_MEMORY_SCRATCH, scratch);
@@ -139,7 +139,7 @@ static enum pp_status attend(struct an_exec *exec, struct fixture *fixture,
     job->arena_bytes = sizeof(fixture->arena);
     *item = (struct an_attend_item){
         .part = {fixture->handle, 1},
-        .held_tokens = fixture->tokens,
+        .held_tokens = TOKENS,
         .q_rows = 1,
         .estimator = {.kind = kind},
         .q = (const uint8_t *)fixture->q,
@@ -165,7 +165,7 @@ static double largest_error(const struct fixture *fixture)
         double o[DIM];
         uint32_t kv = head / (Q_HEADS / KV_HEADS);
         (void)an_self_test_reference(fixture->q + head * DIM, fixture->k + kv * DIM,
-                                     fixture->v + kv * DIM, ROW, fixture->tokens, DIM, 0.125, o);
+                                     fixture->v + kv * DIM, ROW, TOKENS, DIM, 0.125, o);
         for (uint32_t i = 0; i < DIM; i++) {
             double error = fabs(o[i] - (double)fixture->item.o[head * DIM + i]);
             largest = error > largest || isnan(error) ? error : largest;
@@ -194,19 +194,12 @@ static void check_attends(struct an_exec *exec, struct fixture *fixture,
 enum pp_status an_exec_self_test(struct an_exec *exec, struct an_self_test_args *test)
 {
     test->count = 0;
-    uint32_t tokens = exec->store.index_tokens_min;
-    tokens = (tokens < 512 ? 512 : tokens) + 33;
-    if (tokens > TOKENS_MAX) {
-        report(test, "lsh", true, "left out: the least segment with an index is too large for it");
-        tokens = 512;
-    }
     struct fixture *fixture = aligned_alloc(64, sizeof(*fixture));
     if (fixture == NULL) {
         return PP_MEMORY;
     }
     uint64_t used_before = pp_limit_used(&exec->limit) - exec->store.build_scratch_bytes;
     uint64_t attend_before = an_attend_sampling_bytes(exec->attend);
-    fixture->tokens = tokens;
     fill(fixture);
     enum pp_status status = open_part(exec, fixture);
     bool opened = status == PP_OK;

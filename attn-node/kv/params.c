@@ -48,6 +48,7 @@ enum pp_status an_params_new(struct an_store *store, const struct pp_estimator *
     params->dtype = dtype;
     params->row_bytes = pp_row_bytes(dim, dtype);
     params->v_offset = dim * pp_dtype_bytes(dtype);
+    params->index_tokens_min = store->index_tokens_min;
     params->charged_bytes = charged_bytes;
     params->references = 1;
     if (an_params_samples(params)) {
@@ -91,7 +92,7 @@ void an_params_release(struct an_params *params)
 
 uint64_t an_params_index_bytes(const struct an_params *params, uint32_t tokens)
 {
-    if (!an_params_samples(params) || tokens < params->store->index_tokens_min || tokens == 0) {
+    if (!an_params_samples(params) || tokens < params->index_tokens_min || tokens == 0) {
         return 0;
     }
     uint64_t each = (an_index_bytes(&params->index, params->dim, tokens) + 63u) & ~63ull;

@@ -23,8 +23,9 @@ struct an_params {
     uint32_t kv_heads; /* held here */
     uint32_t dim;
     enum pp_dtype dtype;
-    uint64_t row_bytes; /* of [K|V] of one token and kv head */
-    uint32_t v_offset;  /* of V in a row */
+    uint64_t row_bytes;        /* of [K|V] of one token and kv head */
+    uint32_t v_offset;         /* of V in a row */
+    uint32_t index_tokens_min; /* the store's when these were made */
     uint64_t charged_bytes;
     uint32_t references;
 };

@@ -65,6 +65,42 @@ static void self_test_passes_on_a_fresh_node(void **state)
     fixture_stop(&fixture);
 }
 
+static void self_test_passes_at_any_sealing_options_and_leaves_them(void **state)
+{
+    (void)state;
+    static const uint32_t tokens_min[] = {1, 4061, PP_SEGMENT_TOKENS_MAX};
+    struct shape shape = small;
+    shape.estimator = (struct pp_estimator){.kind = PP_LSH, .k = 6, .l = 30, .t = 2};
+    float q[64];
+    make_queries(3, 64, q);
+    for (int i = 0; i < 3; i++) {
+        struct fixture fixture = {.now_us = 1};
+        struct an_exec_config config = fixture_config(&fixture);
+        config.index_tokens_min = tokens_min[i];
+        config.seal_tokens = i == 0 ? 1 : 1024;
+        fixture_start(&fixture, &config);
+        assert_int_equal(fixture_run(&fixture, AN_JOB_SELF_TEST), PP_OK);
+        const struct an_self_test_args *test = &fixture.job.self_test;
+        assert_int_equal(test->count, 3);
+        for (uint32_t check = 0; check < test->count; check++) {
+            print_message("%s: %s\n", test->checks[check].name, test->checks[check].detail);
+            assert_true(test->checks[check].ok);
+        }
+        uint64_t handle = fixture_open(&fixture, &shape, 1);
+        assert_int_equal(fixture_append(&fixture, handle, 1, &shape, 0, 0, 2048, 8, i == 0), PP_OK);
+        fixture.job.seal = (struct an_seal_args){.part = {handle, 1}};
+        assert_int_equal(fixture_run(&fixture, AN_JOB_SEAL), PP_OK);
+        struct an_attend_item item;
+        assert_int_equal(
+            fixture_attend(&fixture, handle, 1, 0, 2048, 1, q, 4, 16, PP_ESTIMATOR_NONE, &item),
+            PP_OK);
+        assert_true(i == 0 ? item.rows_read < item.rows_held : item.rows_read == item.rows_held);
+        (void)fixture_close(&fixture, handle);
+        fixture_expect_empty(&fixture);
+        fixture_stop(&fixture);
+    }
+}
+
 /* Fills a node of `limit` bytes with parts until one is refused; returns how many are whole. */
 static uint32_t fill_node(struct fixture *fixture, const struct shape *shape, uint64_t *handles,
                           uint32_t parts_max, uint64_t limit)
@@ -340,6 +376,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(open_append_attend_close_gives_exact_attention_and_all_bytes_back),
         cmocka_unit_test(self_test_passes_on_a_fresh_node),
+        cmocka_unit_test(self_test_passes_at_any_sealing_options_and_leaves_them),
         cmocka_unit_test(a_full_node_refuses_keeps_what_it_has_and_admits_again_after_a_close),
         cmocka_unit_test(an_append_that_memory_refuses_in_the_middle_changes_nothing),
         cmocka_unit_test(reserved_memory_is_kept_for_the_part_that_asked),
