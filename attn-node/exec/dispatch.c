@@ -8,6 +8,7 @@
 
 #include "attn-node/exec/exec_internal.h"
 #include "attn-node/kv/read.h"
+#include "common/base/crc32c.h"
 
 void an_job_explain(struct an_job *job, const char *format, ...)
 {
@@ -139,6 +140,7 @@ static enum pp_status job_read(struct an_exec *exec, struct an_job *job)
     }
     if (args->out != NULL) {
         an_read_rows(layer, args->start, args->count, args->out);
+        args->crc32c = pp_crc32c(0, args->out, bytes);
     }
     args->out_bytes = bytes;
     return PP_OK;

@@ -151,6 +151,7 @@ struct an_read_args {
     uint8_t *out; /* out_bytes = 2 * count * kv_head_count * dim * dtype bytes, or NULL: ask size */
     uint64_t out_capacity;
     uint64_t out_bytes; /* out */
+    uint32_t crc32c;    /* out: of what was copied; exec computes it, the rpc thread never does */
 };
 
 struct an_renew_args {

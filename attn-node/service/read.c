@@ -4,7 +4,6 @@
  * changes in between ends the stream with an error, never with rows of two generations.
  */
 #include "attn-node/service/internal.h"
-#include "common/base/crc32c.h"
 
 enum pp_status an_read_decode(struct an_service *service, struct an_request *request,
                               enum an_next *next_out)
@@ -131,7 +130,7 @@ const ProtobufCMessage *an_encode_read(struct an_service *service, struct an_req
     out->layer = args->layer;
     out->start = args->start;
     out->count = args->count;
-    out->crc32c = pp_crc32c(0, request->reply->data, args->out_bytes);
+    out->crc32c = args->crc32c;
     for (uint32_t index = 0; index < 2; ++index) {
         pigpen__v1__section__init(&scratch->sections[index]);
         scratch->sections[index].kind = index == 0 ? PIGPEN__V1__SECTION_KIND__SECTION_KIND_K

@@ -49,7 +49,9 @@ static uint32_t content(uint32_t layer, uint32_t count)
                                              .out = out,
                                              .out_capacity = sizeof(out)};
     assert_int_equal(fixture_run(&fixture, AN_JOB_READ), PP_OK);
-    return pp_crc32c(0, out, fixture.job.read.out_bytes);
+    uint32_t crc = pp_crc32c(0, out, fixture.job.read.out_bytes);
+    assert_int_equal(fixture.job.read.crc32c, crc);
+    return crc;
 }
 
 static uint64_t held(uint32_t layer)
