@@ -123,8 +123,9 @@ static struct pp_option options[] = {
      .default_text = "1024",
      .value_name = "N",
      .group = INDEX,
+     .min = 1,
      .max = PP_SEGMENT_TOKENS_MAX,
-     .help = "Shorter segments get no index: they are attended exactly."},
+     .help = "Shorter segments get no index: they are attended exactly. At most --seal-tokens."},
     {.name = "build",
      .kind = PP_OPTION_CHOICE,
      .target = &parsed.build,
@@ -218,6 +219,14 @@ enum pp_status an_settings_check(const struct an_settings *settings)
     if (tls && settings->tls_client_auth && settings->tls_ca_file[0] == '\0') {
         fprintf(stderr, "attn-node: give --tls-ca-file, or --tls-client-auth=false to accept "
                         "clients without a certificate\n");
+        return PP_INVALID_ARGUMENT;
+    }
+    if (settings->index_tokens_min > settings->seal_tokens) {
+        fprintf(stderr,
+                "attn-node: --index-tokens-min=%llu is above --seal-tokens=%llu, so that no closed "
+                "tail would ever be indexed: lower the one or raise the other\n",
+                (unsigned long long)settings->index_tokens_min,
+                (unsigned long long)settings->seal_tokens);
         return PP_INVALID_ARGUMENT;
     }
     if (!local && !tls && !settings->insecure) {

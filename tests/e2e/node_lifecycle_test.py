@@ -118,6 +118,28 @@ class LifecycleTest(unittest.TestCase):
         self.assertEqual(half.returncode, 2)
         self.assertIn("--tls-key-file", half.stderr)
 
+    def test_sealing_options_out_of_bounds_say_what_is_right(self):
+        for option, wrong in (("--seal-tokens", ("0", "65473", "4294968320", "-1", "1.5", "")),
+                              ("--index-tokens-min", ("0", "65473", "4294968320", "-1", "x"))):
+            for value in wrong:
+                refused = node(f"{option}={value}", "--listen=127.0.0.1:0", "--admin-listen=")
+                self.assertEqual(refused.returncode, 2, (option, value))
+                self.assertIn(f'{option}: "{value}"', refused.stderr)
+                self.assertIn("at least 1, at most 65472", refused.stderr)
+        for pair in (("--seal-tokens=512",), ("--index-tokens-min=1025",),
+                     ("--seal-tokens=64", "--index-tokens-min=65")):
+            refused = node(*pair, "--listen=127.0.0.1:0", "--admin-listen=")
+            self.assertEqual(refused.returncode, 2, pair)
+            self.assertIn("above --seal-tokens", refused.stderr)
+
+    def test_self_test_passes_at_the_bounds_of_the_sealing_options(self):
+        for pair in (("--seal-tokens=1", "--index-tokens-min=1"),
+                     ("--seal-tokens=65472", "--index-tokens-min=65472")):
+            with node_process.Node(NODE, *OPTIONS, *pair) as started:
+                tested = ctl("selftest", "--node", started.address)
+                self.assertEqual(tested.returncode, 0, tested.stdout + tested.stderr)
+                self.assertEqual(started.stop(), 0)
+
     def test_help_names_every_option_and_config_is_printed(self):
         shown = node("--help")
         self.assertEqual(shown.returncode, 0)
