@@ -203,7 +203,8 @@ static enum pp_status job_get(struct an_exec *exec, struct an_job *job)
         for (uint32_t j = 0; j < layer->view_count; j++) {
             const struct an_segment *segment = layer->views[j].segment;
             bool settled = segment->indexed || segment->index_charge == 0;
-            info->indexed_tokens += settled ? layer->views[j].count : 0;
+            info->indexed_tokens += segment->indexed ? layer->views[j].count : 0;
+            info->settled_tokens += settled ? layer->views[j].count : 0;
         }
     }
     return PP_OK;

@@ -161,10 +161,10 @@ struct an_renew_args {
     uint32_t unknown_count;
 };
 
-/* indexed_tokens: sealed ones whose index is there or that want none (short, dense, exact), so that
- * it reaches sealed_tokens when no build is left. */
+/* indexed_tokens: sealed ones whose index is there. settled_tokens: those and the ones that want
+ * none (short, dense, exact): it reaches sealed_tokens when no build is left. */
 struct an_layer_info {
-    uint64_t held_tokens, sealed_tokens, indexed_tokens;
+    uint64_t held_tokens, sealed_tokens, indexed_tokens, settled_tokens;
     uint32_t segments;
 };
 

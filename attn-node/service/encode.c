@@ -184,6 +184,7 @@ const ProtobufCMessage *an_encode_get(struct an_service *service, struct an_requ
         layer->sealed_tokens = args->layers[index].sealed_tokens;
         layer->indexed_tokens = args->layers[index].indexed_tokens;
         layer->segments = args->layers[index].segments;
+        layer->settled_tokens = args->layers[index].settled_tokens;
         scratch->layer_pointers[index] = layer;
     }
     out->part->n_layers = args->info.layer_count;

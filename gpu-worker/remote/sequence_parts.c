@@ -82,7 +82,7 @@ static enum pp_status take_progress(struct gw_unary *unary, const ProtobufCMessa
         return PP_INTERNAL;
     }
     for (size_t i = 0; i < answer->part->n_layers; ++i) {
-        progress->indexed += answer->part->layers[i]->indexed_tokens;
+        progress->indexed += answer->part->layers[i]->settled_tokens;
         progress->total += answer->part->layers[i]->sealed_tokens;
     }
     return PP_OK;

@@ -388,7 +388,7 @@ static inline void fake_get(struct pp_call *call, const Pigpen__V1__GetPartReque
     Pigpen__V1__LayerInfo layers[FAKE_LAYERS], *list[FAKE_LAYERS];
     for (uint32_t i = 0; i < FAKE_LAYERS; ++i) {
         pigpen__v1__layer_info__init(&layers[i]);
-        layers[i].sealed_tokens = layers[i].indexed_tokens = part != NULL ? part->held[i] : 0;
+        layers[i].sealed_tokens = layers[i].settled_tokens = part != NULL ? part->held[i] : 0;
         list[i] = &layers[i];
     }
     info.n_layers = FAKE_LAYERS;
