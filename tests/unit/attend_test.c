@@ -193,7 +193,7 @@ static void dense_layers_are_exact_and_take_no_index(void **state)
     fixture.job.get = (struct an_get_args){.part = {handle, 1}, .layers = layers};
     assert_int_equal(fixture_run(&fixture, AN_JOB_GET), PP_OK);
     assert_int_equal(layers[1].sealed_tokens, 2048);
-    assert_int_equal(layers[1].indexed_tokens, 2048); /* rows that want no index are settled */
+    assert_int_equal(layers[1].indexed_tokens, 0);
     fixture.job.open.dense_layer_count = 0;
     fixture.job.open = shape_open(&lsh_shape, 1);
     assert_int_equal(fixture_run(&fixture, AN_JOB_OPEN), PP_PART_EXISTS);

@@ -233,7 +233,7 @@ static void signatures_of_the_worker_and_of_the_node_give_the_same_answers(void 
         const struct an_layer_info *layer = info(&fixture, handle);
         assert_int_equal(layer->segments, 2);
         assert_int_equal(layer->sealed_tokens, 2600);
-        assert_int_equal(layer->indexed_tokens, 2600);
+        assert_int_equal(layer->indexed_tokens, 2500);
         struct an_attend_item item;
         assert_int_equal(fixture_attend(&fixture, handle, 1, 0, 2600, 1, q, 4, 64, PP_LSH, &item),
                          PP_OK);
