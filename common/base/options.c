@@ -258,6 +258,10 @@ enum pp_status pp_options_parse(const struct pp_options_spec *spec, int argc, ch
         write_target(&spec->options[index], &options->values[index]);
     }
     options->errors = NULL;
+    if (outcome != PP_OPTIONS_RUN) {
+        pp_options_destroy(options);
+        options = NULL;
+    }
     *outcome_out = outcome;
     *options_out = options;
     return PP_OK;

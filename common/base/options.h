@@ -67,8 +67,9 @@ struct pp_options_spec {
 
 /* Parses argv (argv[0] skipped), the environment and the file of --config. On an error a clear line
  * that says what to do has gone to `errors`, and the status is PP_INVALID_ARGUMENT (or PP_IO for
- * a file that cannot be read). options_out is to be destroyed on success. The targets are written
- * on success only; texts in them live until then. The table and the spec's texts must live as long.
+ * a file that cannot be read). options_out is to be destroyed after PP_OPTIONS_RUN, and is NULL
+ * after PP_OPTIONS_EXIT_0. The targets are written on success only; texts in them live until then.
+ * The table and the spec's texts must live as long.
  */
 PP_MUST_USE enum pp_status pp_options_parse(const struct pp_options_spec *spec, int argc,
                                             char *const *argv, char *const *environment,
