@@ -151,6 +151,7 @@ static enum pp_status eval_open(struct eval *eval)
             return PP_INVALID_ARGUMENT;
         }
     }
+    PP_TRY(gw_statistics_check(eval->json_path, stderr));
     PP_TRY(gw_worker_open(&eval->worker, &eval->worker_options, stderr));
     return gw_eval_text_read(&eval->worker, eval->text_path, eval->tokens, stderr, &eval->text);
 }

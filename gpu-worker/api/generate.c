@@ -193,6 +193,7 @@ static enum pp_status generate_open(struct generate *generate)
                 generate->estimator_text, pp_status_name(status));
         return status;
     }
+    PP_TRY(gw_statistics_check(generate->json_path, stderr));
     PP_TRY(gw_worker_open(&generate->worker, &generate->worker_options, stderr));
     PP_TRY(gw_prompt_build(&generate->worker, &generate->prompt, stderr, &generate->ids,
                            &generate->id_count));

@@ -51,6 +51,20 @@ void gw_statistics_held(json_t *object, const struct gw_worker *worker,
     statistics_integer(object, "tokens_left", gw_sequence_left(sequence));
 }
 
+enum pp_status gw_statistics_check(const char *path, FILE *errors)
+{
+    if (path[0] == '\0') {
+        return PP_OK;
+    }
+    FILE *file = fopen(path, "ab");
+    if (file == NULL) {
+        fprintf(errors, "--json: cannot write %s: %s\n", path, strerror(errno));
+        return PP_IO;
+    }
+    fclose(file);
+    return PP_OK;
+}
+
 enum pp_status gw_statistics_write(json_t *object, const char *path, FILE *errors)
 {
     enum pp_status status = PP_OK;

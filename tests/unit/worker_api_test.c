@@ -18,6 +18,7 @@
 #include "gpu-worker/api/eval.h"
 #include "gpu-worker/api/eval_score.h"
 #include "gpu-worker/api/progress.h"
+#include "gpu-worker/api/statistics.h"
 #include "gpu-worker/api/worker.h"
 
 static void nodes_are_names_and_addresses(void **state)
@@ -175,6 +176,25 @@ static void progress_is_lines_off_a_terminal_and_a_bar_on_one(void **state)
     }
 }
 
+static void a_path_for_figures_that_cannot_be_written_is_refused_before_the_work(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/pigpen_api_test.XXXXXX";
+    int descriptor = mkstemp(path);
+    assert_true(descriptor >= 0);
+    assert_int_equal(write(descriptor, "kept\n", 5), 5);
+    assert_int_equal(gw_statistics_check("", stderr), PP_OK);
+    assert_int_equal(gw_statistics_check(path, stderr), PP_OK);
+    assert_int_equal(lseek(descriptor, 0, SEEK_END), 5);
+    close(descriptor);
+    unlink(path);
+    FILE *errors = tmpfile();
+    assert_non_null(errors);
+    assert_int_equal(gw_statistics_check("/nonexistent/figures.json", errors), PP_IO);
+    assert_true(ftell(errors) > 20);
+    fclose(errors);
+}
+
 static void files_are_read_whole_and_missing_ones_named(void **state)
 {
     (void)state;
@@ -216,6 +236,7 @@ int main(void)
         cmocka_unit_test(lists_that_name_no_estimator_are_refused),
         cmocka_unit_test(scores_are_perplexity_divergence_and_agreement),
         cmocka_unit_test(progress_is_lines_off_a_terminal_and_a_bar_on_one),
+        cmocka_unit_test(a_path_for_figures_that_cannot_be_written_is_refused_before_the_work),
         cmocka_unit_test(files_are_read_whole_and_missing_ones_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
