@@ -222,13 +222,11 @@ void gw_remote_signal(struct gw_remote *remote)
 enum pp_status gw_remote_ready(struct gw_remote *remote, uint64_t timeout_us)
 {
     uint64_t deadline_us = gw_remote_now(remote) + timeout_us;
+    /* The last probe is as patient as the first: cut short, it would blame nodes that serve. */
+    uint64_t call_us = earlier(timeout_us, remote->config.call_timeout_us);
     for (;;) {
-        uint64_t now_us = gw_remote_now(remote);
-        uint64_t left_us = deadline_us > now_us ? deadline_us - now_us : 1;
-        uint64_t call_us =
-            left_us < remote->config.call_timeout_us ? left_us : remote->config.call_timeout_us;
         enum pp_status status = gw_node_probe_all(remote, call_us);
-        now_us = gw_remote_now(remote);
+        uint64_t now_us = gw_remote_now(remote);
         if (status != PP_UNAVAILABLE || now_us >= deadline_us) {
             for (uint32_t i = 0; i < remote->config.node_count && status != PP_OK; ++i) {
                 if (!remote->nodes[i].serving) {

@@ -251,6 +251,18 @@ static void late_answers_are_dropped(void **state)
     world_free(world);
 }
 
+static void the_last_probe_before_giving_up_is_as_patient_as_the_first(void **state)
+{
+    (void)state;
+    struct world *world = world_new(2, GW_SHARD_TOKENS, exact);
+    world->net->nodes[1].down = true;
+    world->net->patience_min_us = UINT64_MAX;
+    assert_int_equal(gw_remote_ready(world->remote, 530000), PP_UNAVAILABLE);
+    assert_true(world->net->patience_min_us >= 500000);
+    assert_true(world->net->patience_min_us != UINT64_MAX);
+    world_free(world);
+}
+
 static void a_node_that_is_down_is_named_when_opening_fails(void **state)
 {
     (void)state;
@@ -339,6 +351,7 @@ int main(void)
         cmocka_unit_test(a_second_attend_before_the_first_ended_is_refused),
         cmocka_unit_test(every_wrong_answer_ends_its_sequence_and_no_other),
         cmocka_unit_test(late_answers_are_dropped),
+        cmocka_unit_test(the_last_probe_before_giving_up_is_as_patient_as_the_first),
         cmocka_unit_test(a_node_that_is_down_is_named_when_opening_fails),
         cmocka_unit_test(a_restarted_node_ends_old_sequences_and_serves_new_ones),
         cmocka_unit_test(a_remote_with_its_own_thread_answers_the_same),

@@ -103,6 +103,7 @@ struct fake_net {
     struct fake_node nodes[FAKE_NODES];
     struct fake_event *first, *last;
     uint32_t calls_open;
+    uint64_t patience_min_us; /* the least any call was given since this was set */
 };
 
 static inline uint64_t fake_now(void *context)
