@@ -145,6 +145,43 @@ static void small_file_with_a_text_for_a_count_is_refused(void **state)
     expect_refusal(&build, PP_INVALID_ARGUMENT, "general.architecture");
 }
 
+/* Nothing but what it takes to reach a division: under 200 bytes each. */
+static void small_files_never_divide_by_zero(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t embedding, heads, kv_heads, blocks;
+        const char *key;
+    } CASES[] = {
+        {64, 0, 4, 1, "llama.attention.head_count"},
+        {64, 4, 0, 1, "llama.attention.head_count_kv"},
+        {64, 4, 4, 0, "llama.block_count"},
+        {65, 4, 4, 1, "llama.embedding_length"},
+    };
+    for (size_t index = 0; index < sizeof(CASES) / sizeof(CASES[0]); index++) {
+        for (int with_kv = 0; with_kv < 2; with_kv++) {
+            struct gguf_build build;
+            struct gw_config config;
+            gguf_build_begin(&build);
+            gguf_build_key_text(&build, "general.architecture", "llama");
+            gguf_build_key_u32(&build, CASES[index].key,
+                               index == 0   ? CASES[index].heads
+                               : index == 1 ? CASES[index].kv_heads
+                               : index == 2 ? CASES[index].blocks
+                                            : CASES[index].embedding);
+            if (index != 0 && with_kv == 1) {
+                gguf_build_key_u32(&build, "llama.attention.head_count", CASES[index].heads);
+            }
+            if (index == 0 && with_kv == 1) {
+                gguf_build_key_u32(&build, "llama.embedding_length", CASES[index].embedding);
+            }
+            assert_in_range(build.bytes, 1, 199);
+            assert_int_equal(read_config(&build, &config), PP_INVALID_ARGUMENT);
+            assert_non_null(strstr(error, "llama."));
+        }
+    }
+}
+
 static void numbers_that_make_no_sense_are_refused(void **state)
 {
     (void)state;
@@ -254,6 +291,7 @@ int main(void)
         cmocka_unit_test(head_counts_of_real_models_are_taken),
         cmocka_unit_test(zero_sizes_are_refused_by_key),
         cmocka_unit_test(small_file_with_a_text_for_a_count_is_refused),
+        cmocka_unit_test(small_files_never_divide_by_zero),
         cmocka_unit_test(numbers_that_make_no_sense_are_refused),
         cmocka_unit_test(features_that_change_the_arithmetic_are_refused),
         cmocka_unit_test(harmless_forms_of_those_features_are_taken),

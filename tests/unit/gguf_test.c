@@ -174,6 +174,13 @@ static void impossible_counts_of_dimensions_are_refused_by_name(void **state)
     }
 }
 
+static long peak_kib(void)
+{
+    struct rusage usage;
+    assert_int_equal(getrusage(RUSAGE_SELF, &usage), 0);
+    return usage.ru_maxrss;
+}
+
 static void sizes_that_overflow_are_refused_by_name(void **state)
 {
     (void)state;
@@ -183,6 +190,7 @@ static void sizes_that_overflow_are_refused_by_name(void **state)
         {(uint64_t)-4, 4, 1, 1},        {1ULL << 31, 1ULL << 31, 4, 1},
         {1ULL << 31, 1ULL << 31, 1, 1}, {1ULL << 31, 1ULL << 31, 1ULL << 31, 1ULL << 31},
     };
+    const long before = peak_kib();
     for (size_t index = 0; index < sizeof(SHAPES) / sizeof(SHAPES[0]); index++) {
         struct gguf_build build;
         gguf_build_begin(&build);
@@ -190,6 +198,7 @@ static void sizes_that_overflow_are_refused_by_name(void **state)
         gguf_build_data(&build, 256);
         expect_refusal(&build, "the.culprit");
     }
+    assert_in_range(peak_kib() - before, 0, 1024); /* what a size says is not taken */
 }
 
 static void tensor_outside_the_file_or_unaligned_is_refused_by_name(void **state)
@@ -288,13 +297,6 @@ static void message_never_repeats_control_characters_of_the_file(void **state)
     gguf_build_begin(&build);
     gguf_build_key(&build, "\x1b[31mred\n", 99);
     expect_refusal(&build, "'?[31mred?'");
-}
-
-static long peak_kib(void)
-{
-    struct rusage usage;
-    assert_int_equal(getrusage(RUSAGE_SELF, &usage), 0);
-    return usage.ru_maxrss;
 }
 
 static void lengths_and_counts_past_the_file_take_no_memory(void **state)
