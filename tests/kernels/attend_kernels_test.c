@@ -161,8 +161,11 @@ static void exact_equals_scalar_on_odd_dims_groups_and_lengths(void **state)
 static void exact_equals_scalar_on_long_runs(void **state)
 {
     (void)state;
-    static const uint32_t shapes[][3] = {{4095, 128, 4}, {4096, 128, 8}, {4097, 80, 5},
-                                         {65471, 33, 3}, {65472, 5, 1},  {65472, 64, 2}};
+    static const uint32_t shapes[][3] = {
+        {4095, 128, 4}, {4096, 128, 8}, {4097, 80, 5},  {4095, 256, 7},
+        {4096, 96, 3},  {4097, 64, 1},  {65471, 33, 3}, {65471, 96, 7},
+        {65472, 5, 1},  {65472, 64, 2}, {65472, 80, 4}, {65473, 64, 5},
+    };
     for (uint32_t s = 0; s < sizeof(shapes) / sizeof(shapes[0]); ++s) {
         for (enum pp_dtype dtype = PP_BF16; dtype <= PP_F32; ++dtype) {
             struct bed bed;
@@ -204,7 +207,7 @@ static void run_gather(const struct an_kernels *kernels, const struct bed *bed, 
 }
 
 static void check_gather(struct bed *bed, const uint16_t *ids, const float *log_u, uint32_t count,
-                         bool errors)
+                         bool errors, double bound)
 {
     static struct sums want;
     static struct sums got;
@@ -221,7 +224,7 @@ static void check_gather(struct bed *bed, const uint16_t *ids, const float *log_
                  pp_dtype_name(bed->rows.dtype), dim, count, log_u != NULL, errors);
         sums_init(&got, dim, errors);
         run_gather(kernels, bed, ids, log_u, count, &got);
-        expect_close(&got, &want, 1, dim, 2e-5, what);
+        expect_close(&got, &want, 1, dim, bound, what);
     }
 }
 
@@ -242,7 +245,8 @@ static void gather_equals_scalar_with_and_without_errors(void **state)
                     log_u[i] = i % 5 == 0 ? 0.0f : -(float)(i % 7);
                 }
                 for (uint32_t form = 0; form < 4; ++form) {
-                    check_gather(&bed, ids, form & 1 ? log_u : NULL, counts[c], (form & 2) != 0);
+                    check_gather(&bed, ids, form & 1 ? log_u : NULL, counts[c], (form & 2) != 0,
+                                 2e-5);
                 }
                 free(ids);
                 free(log_u);
@@ -250,6 +254,30 @@ static void gather_equals_scalar_with_and_without_errors(void **state)
             free(bed.memory);
         }
     }
+}
+
+/* The last ids a segment can have, and as many as it can have. */
+static void gather_equals_scalar_on_long_lists(void **state)
+{
+    (void)state;
+    static const uint32_t counts[] = {4095, 4096, 4097, 65471, 65472};
+    static const uint32_t dims[] = {64, 80, 96, 128, 256};
+    uint16_t *ids = malloc(PP_SEGMENT_TOKENS_MAX * sizeof(*ids));
+    float *log_u = malloc(PP_SEGMENT_TOKENS_MAX * sizeof(*log_u));
+    assert_true(ids != NULL && log_u != NULL);
+    for (uint32_t n = 0; n < sizeof(counts) / sizeof(counts[0]); ++n) {
+        struct bed bed;
+        bed_init(&bed, dims[n], PP_BF16, PP_SEGMENT_TOKENS_MAX, true, 1.0f, n);
+        for (uint32_t i = 0; i < counts[n]; ++i) {
+            ids[i] = (uint16_t)(PP_SEGMENT_TOKENS_MAX - counts[n] + i);
+            log_u[i] = -(float)(i % 7);
+        }
+        check_gather(&bed, ids, log_u, counts[n], true, 2e-4);
+        check_gather(&bed, ids, NULL, counts[n], false, 2e-4);
+        free(bed.memory);
+    }
+    free(ids);
+    free(log_u);
 }
 
 static void exact_rows_shrink_the_errors_already_summed(void **state)
@@ -330,6 +358,7 @@ int main(void)
         cmocka_unit_test(exact_equals_scalar_on_long_runs),
         cmocka_unit_test(scores_far_apart_stay_finite),
         cmocka_unit_test(gather_equals_scalar_with_and_without_errors),
+        cmocka_unit_test(gather_equals_scalar_on_long_lists),
         cmocka_unit_test(exact_rows_shrink_the_errors_already_summed),
         cmocka_unit_test(merged_accumulators_equal_one_over_all),
     };

@@ -174,13 +174,14 @@ static double true_log_u(const struct bed *bed, uint32_t id)
 static void the_sample_is_the_rows_that_collide_t_times(void **state)
 {
     (void)state;
-    static const uint32_t lengths[] = {1, 63, 64, 65, 1000};
+    static const uint32_t lengths[] = {1,  15,   16,   17,   63,   64,
+                                       65, 1000, 4095, 4096, 4097, PP_SEGMENT_TOKENS_MAX};
+    static uint32_t collisions[PP_SEGMENT_TOKENS_MAX];
     for (uint32_t t = 1; t <= 5; ++t) {
-        for (uint32_t n = 0; n < 5; ++n) {
+        for (uint32_t n = 0; n < (t == 2 ? 12 : 11); ++n) {
             struct bed bed;
             bed_init(&bed, lengths[n], t);
             bed_build(&bed, false);
-            uint32_t collisions[1000];
             uint32_t found = bed_sample(&bed, 0, bed.tokens);
             count_collisions(&bed, collisions);
             bool one = lengths[n] == 1; /* the only row is the centre: certain */
