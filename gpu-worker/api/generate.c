@@ -5,10 +5,12 @@
  */
 #include "gpu-worker/api/generate.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "gpu-worker/api/interrupt.h"
 #include "gpu-worker/api/progress.h"
 #include "gpu-worker/api/prompt.h"
 #include "gpu-worker/api/statistics.h"
@@ -183,6 +185,11 @@ static void generate_progress(void *context, enum gw_phase phase, uint64_t done,
     if (!generate->quiet) {
         gw_progress_show(&generate->progress, labels[phase], done, total);
     }
+    if (gw_interrupt_signal() != 0) { /* a prefill has no other way out: close what nodes hold */
+        gw_progress_end(&generate->progress);
+        gw_sequence_close(generate->sequence);
+        _exit(128 + gw_interrupt_signal());
+    }
 }
 
 static enum pp_status generate_open(struct generate *generate)
@@ -223,6 +230,7 @@ static enum pp_status generate_open(struct generate *generate)
     if (status != PP_OK) {
         gw_worker_explain(stderr, "opening the sequence on the nodes", status, NULL);
     }
+    gw_interrupt_arm();
     return status;
 }
 
@@ -248,6 +256,7 @@ static enum pp_status generate_emit(struct generate *generate, uint32_t id)
     size_t bytes;
     PP_TRY(gw_detokenizer_add(&generate->detokenizer, id, &text, &bytes));
     if (bytes > 0 && (fwrite(text, 1, bytes, stdout) != bytes || fflush(stdout) != 0)) {
+        fprintf(stderr, "cannot write the answer to stdout: %s\n", strerror(errno));
         return PP_IO;
     }
     return generate_keep(generate, text, bytes);
@@ -276,6 +285,10 @@ static enum pp_status generate_decode(struct generate *generate)
         }
         PP_TRY(generate_emit(generate, id));
         generate->generated++;
+        if (gw_interrupt_signal() != 0) {
+            generate->finish = "interrupted";
+            return PP_OK;
+        }
         if (generate->generated >= generate->tokens_max) {
             return PP_OK;
         }
@@ -401,5 +414,8 @@ int gw_generate_main(int argc, char **argv)
         generate_close(&generate);
     }
     pp_options_destroy(options);
+    if (gw_interrupt_signal() != 0) {
+        return 128 + gw_interrupt_signal();
+    }
     return status == PP_OK ? 0 : 1;
 }

@@ -18,6 +18,7 @@ ROOT = HERE.parents[1]
 BUILD = pathlib.Path(os.environ.get("PIGPEN_BUILD", ROOT / "build" / "release"))
 NODE = BUILD / "attn-node" / "attn-node"
 WORKER = BUILD / "gpu-worker" / "gpu-worker"
+CTL = BUILD / "deploy" / "ctl" / "pigpenctl"
 MODEL = os.environ.get("PIGPEN_MODEL",
                        str(ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"))
 TEXT = pathlib.Path("/usr/share/common-licenses/GPL-3")
@@ -103,6 +104,36 @@ class ClusterTest(unittest.TestCase):
         partial = (first + rest).decode(errors="ignore").rstrip("\n")
         self.assertTrue(whole.startswith(partial) or partial.startswith(whole),
                         f"wrong text before the error: {partial!r}")
+
+    def parts_after(self, end):
+        """Runs a long answer, calls end(process) at its first bytes: (exit status, parts held)."""
+        with node_process.Node(NODE, *OPTIONS) as node:
+            running = subprocess.Popen(
+                [str(WORKER), "generate", "--model", MODEL, "--prompt-file", str(self.short), "--raw",
+                 "--max-tokens=4000", "--quiet", nodes_option((node,))],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
+            try:
+                self.assertTrue(running.stdout.read(8), "no answer")
+                end(running)
+                running.wait(timeout=30)
+            finally:
+                running.kill()
+                running.wait()
+                running.stdout.close()
+                running.stderr.close()
+            listed = subprocess.run([str(CTL), "parts", "--node", node.address], timeout=30,
+                                    capture_output=True, text=True, env=ENVIRONMENT)
+        self.assertEqual(listed.returncode, 0, listed.stderr)
+        return running.returncode, listed.stdout.splitlines()[-1]
+
+    def test_interrupted_answer_leaves_no_part_on_the_node(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            status, parts = self.parts_after(lambda running: running.send_signal(number))
+            self.assertEqual((status, parts), (128 + number, "0 parts"))
+
+    def test_reader_that_goes_away_leaves_no_part_on_the_node(self):
+        status, parts = self.parts_after(lambda running: running.stdout.close())
+        self.assertEqual((status, parts), (1, "0 parts"))
 
     def test_no_node_at_the_address_is_a_clear_error(self):
         done = worker("generate", "--prompt=Hello", "--nodes=lost=127.0.0.1:1")
