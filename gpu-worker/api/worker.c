@@ -356,4 +356,8 @@ void gw_worker_explain(FILE *errors, const char *what, enum pp_status status,
     const char *node = sequence == NULL ? "" : gw_sequence_error(sequence);
     fprintf(errors, "%s failed: %s%s%s\n", what, pp_status_name(status),
             node[0] == '\0' ? "" : ": ", node);
+    if (status == PP_MEMORY) {
+        fprintf(errors, "memory is used up: raise --memory-limit of the nodes, name more nodes, or "
+                        "shorten the text\n");
+    }
 }

@@ -195,6 +195,22 @@ static void a_path_for_figures_that_cannot_be_written_is_refused_before_the_work
     fclose(errors);
 }
 
+static void memory_that_is_used_up_is_explained_with_what_to_do(void **state)
+{
+    (void)state;
+    char *said = NULL;
+    size_t bytes;
+    FILE *errors = open_memstream(&said, &bytes);
+    assert_non_null(errors);
+    gw_worker_explain(errors, "prefill", PP_UNAVAILABLE, NULL);
+    fflush(errors);
+    assert_string_equal(said, "prefill failed: UNAVAILABLE\n");
+    gw_worker_explain(errors, "prefill", PP_MEMORY, NULL);
+    fclose(errors);
+    assert_non_null(strstr(said, "--memory-limit"));
+    free(said);
+}
+
 static void files_are_read_whole_and_missing_ones_named(void **state)
 {
     (void)state;
@@ -237,6 +253,7 @@ int main(void)
         cmocka_unit_test(scores_are_perplexity_divergence_and_agreement),
         cmocka_unit_test(progress_is_lines_off_a_terminal_and_a_bar_on_one),
         cmocka_unit_test(a_path_for_figures_that_cannot_be_written_is_refused_before_the_work),
+        cmocka_unit_test(memory_that_is_used_up_is_explained_with_what_to_do),
         cmocka_unit_test(files_are_read_whole_and_missing_ones_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
