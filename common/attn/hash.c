@@ -4,8 +4,8 @@
  */
 #include "common/attn/hash.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "common/attn/hash_lanes.h"
 #include "common/base/rng.h"
@@ -28,6 +28,22 @@ static const struct pp_hash_kernels *kernels(void)
     }
 }
 
+static void draw_signs(struct pp_hash *hash)
+{
+    for (uint32_t i = 0; i < PP_HASH_SHARED + hash->block_count; ++i) {
+        for (uint32_t j = 0; j < hash->size; ++j) {
+            uint32_t negative = (uint32_t)(pp_rng_at(hash->seed, i * 256ull + j) & 1u);
+            hash->sign_masks[i][j] = negative != 0 ? -1 : 0;
+            if (i < PP_HASH_SHARED) {
+                hash->shared_masks[i][j] = hash->sign_masks[i][j];
+            } else {
+                uint32_t bit = (i - PP_HASH_SHARED) * hash->size + j;
+                hash->signed_rows[bit] = (uint16_t)(2 * j + negative);
+            }
+        }
+    }
+}
+
 /* Bit j of table t from block (t + j) mod R in order of dimension; when that block is used up, from
  * the least used one. */
 static void assign_bits(struct pp_hash *hash)
@@ -44,6 +60,7 @@ static void assign_bits(struct pp_hash *hash)
             uint32_t i = hash->block_used[block]++;
             hash->target[block][i].table = (uint16_t)t;
             hash->target[block][i].bit = (uint16_t)j;
+            hash->source[t * hash->k + j] = (uint16_t)(block * hash->size + i);
         }
     }
 }
@@ -65,11 +82,7 @@ enum pp_status pp_hash_new(uint64_t seed, uint32_t dim, uint32_t k, uint32_t l,
     hash->k = k;
     hash->l = l;
     hash->block_count = (k * l + hash->size - 1) / hash->size;
-    for (uint32_t i = 0; i < PP_HASH_SHARED + hash->block_count; ++i) {
-        for (uint32_t j = 0; j < hash->size; ++j) {
-            hash->sign_masks[i][j] = (pp_rng_at(seed, i * 256ull + j) & 1u) != 0 ? -1 : 0;
-        }
-    }
+    draw_signs(hash);
     assign_bits(hash);
     *hash_out = hash;
     return PP_OK;
@@ -80,16 +93,6 @@ void pp_hash_destroy(struct pp_hash *hash)
     free(hash);
 }
 
-/* One vector into lane `lane` of x [size][32]; what is beyond dim stays zero. */
-static void fill_lane(const struct pp_hash *hash, const float *vector, const float *centre,
-                      uint32_t lane, float *x)
-{
-    for (uint32_t d = 0; d < hash->dim; ++d) {
-        float value = centre == NULL ? vector[d] : vector[d] - centre[d];
-        x[d * PP_HASH_LANES + lane] = value;
-    }
-}
-
 void pp_hash_queries(const struct pp_hash *hash, const float *q, uint32_t count,
                      uint16_t *codes_out)
 {
@@ -98,11 +101,9 @@ void pp_hash_queries(const struct pp_hash *hash, const float *q, uint32_t count,
     const struct pp_hash_kernels *kernel = kernels();
     for (uint32_t begin = 0; begin < count; begin += PP_HASH_LANES) {
         uint32_t lanes = count - begin < PP_HASH_LANES ? count - begin : PP_HASH_LANES;
-        memset(x, 0, sizeof(*x) * hash->size * PP_HASH_LANES);
-        for (uint32_t lane = 0; lane < lanes; ++lane) {
-            fill_lane(hash, q + (uint64_t)(begin + lane) * hash->dim, NULL, lane, x);
-        }
-        kernel->lanes(hash, x, codes);
+        kernel->fill(hash, q + (uint64_t)begin * hash->dim, hash->dim * sizeof(*q), PP_F32, NULL,
+                     lanes, x);
+        kernel->lanes(hash, x, codes, PP_HASH_LANES);
         for (uint32_t lane = 0; lane < lanes; ++lane) {
             uint16_t *out = codes_out + (uint64_t)(begin + lane) * hash->l;
             for (uint32_t t = 0; t < hash->l; ++t) {
@@ -122,21 +123,12 @@ void pp_hash_keys(const struct pp_hash *hash, const void *rows, uint64_t row_byt
                   uint64_t stride)
 {
     _Alignas(64) float x[PP_HASH_SIZE_MAX * PP_HASH_LANES];
-    _Alignas(64) uint16_t codes[PP_LSH_L_MAX * PP_HASH_LANES];
-    float key[PP_HEAD_DIM_MAX];
     const struct pp_hash_kernels *kernel = kernels();
     const uint8_t *base = rows;
     for (uint32_t begin = 0; begin < count; begin += PP_HASH_LANES) {
         uint32_t lanes = count - begin < PP_HASH_LANES ? count - begin : PP_HASH_LANES;
-        memset(x, 0, sizeof(*x) * hash->size * PP_HASH_LANES);
-        for (uint32_t lane = 0; lane < lanes; ++lane) {
-            pp_dtype_to_f32(dtype, base + (begin + lane) * row_bytes, hash->dim, key);
-            fill_lane(hash, key, centre, lane, x);
-        }
-        kernel->lanes(hash, x, codes);
-        for (uint32_t t = 0; t < hash->l; ++t) {
-            memcpy(codes_out + t * stride + begin, codes + t * PP_HASH_LANES,
-                   PP_HASH_LANES * sizeof(*codes));
-        }
+        kernel->fill(hash, base + begin * row_bytes, row_bytes, dtype, centre, lanes, x);
+        kernel->lanes(hash, x, codes_out + begin, stride);
     }
+    atomic_thread_fence(memory_order_seq_cst); /* stores past the caches come before what follows */
 }

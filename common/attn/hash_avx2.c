@@ -3,9 +3,15 @@
  */
 #include "common/attn/hash_lanes.h"
 
-static void lanes(const struct pp_hash *hash, const float *x, uint16_t *codes)
+static void fill(const struct pp_hash *hash, const void *rows, uint64_t row_bytes,
+                 enum pp_dtype dtype, const float *centre, uint32_t lane_count, float *x)
 {
-    pp_hash_lanes_body(hash, x, codes);
+    pp_hash_fill_body(hash, rows, row_bytes, dtype, centre, lane_count, x);
 }
 
-const struct pp_hash_kernels pp_hash_avx2 = {.lanes = lanes};
+static void lanes(const struct pp_hash *hash, const float *x, uint16_t *codes, uint64_t stride)
+{
+    pp_hash_lanes_body(hash, x, codes, stride);
+}
+
+const struct pp_hash_kernels pp_hash_avx2 = {.fill = fill, .lanes = lanes};

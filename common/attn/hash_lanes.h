@@ -1,7 +1,7 @@
 /*
  * The hash law over 32 vectors at once: lane i of every row is vector i, so that no operation ever
- * moves data across lanes. Included by one file an instruction set (hash_scalar.c, hash_avx2.c,
- * hash_avx512.c), which compile this same text with their flags: integers make the bits equal.
+ * moves data across lanes. hash_scalar.c and hash_avx2.c compile the text below with their flags;
+ * hash_avx512.c has its own and shares only the tables. Integers make the bits equal.
  * Private to common/attn. Bytes touched a call: 32 * P * (4 + 4 + 2) of scratch, in L1.
  */
 #ifndef PIGPEN_COMMON_ATTN_HASH_LANES_H
@@ -11,12 +11,15 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "common/attn/shape.h"
 #include "common/base/limits.h"
 
 #define PP_HASH_LANES      32u
 #define PP_HASH_SIZE_MAX   256u
 #define PP_HASH_SHARED     3u
 #define PP_HASH_BLOCKS_MAX (PP_LSH_K_MAX * PP_LSH_L_MAX / 64u)
+/* Dimensions of all hash blocks together: K*L rounded up to a power of two that divides this. */
+#define PP_HASH_BITS_MAX (PP_LSH_K_MAX * PP_LSH_L_MAX)
 
 struct pp_hash {
     uint64_t seed;
@@ -29,11 +32,26 @@ struct pp_hash {
     struct {
         uint16_t table, bit;
     } target[PP_HASH_BLOCKS_MAX][PP_HASH_SIZE_MAX];
+    /* The same from the table's side: bit j of table t is dimension source[t * k + j] % size of
+     * hash block source[t * k + j] / size. */
+    uint16_t source[PP_HASH_BITS_MAX];
+    /* sign_masks of the shared rotations, as wide as their numbers. */
+    int32_t shared_masks[PP_HASH_SHARED][PP_HASH_SIZE_MAX];
+    /* Row 2i holds +X_i and row 2i + 1 holds -X_i: the row that dimension i % size of hash block
+     * i / size reads. */
+    uint16_t signed_rows[PP_HASH_BITS_MAX];
 };
 
 struct pp_hash_kernels {
-    /* x [size][32] f32 -> codes [l][32]. */
-    void (*lanes)(const struct pp_hash *hash, const float *x, uint16_t *codes);
+    /* The first `lanes` of up to 32 rows of dtype, row_bytes apart, less the centre (NULL: none),
+     * into x [size][32] f32, 64-byte aligned; the other lanes, and what is beyond dim, are zero.
+     * The rows behind them may be prefetched. */
+    void (*fill)(const struct pp_hash *hash, const void *rows, uint64_t row_bytes,
+                 enum pp_dtype dtype, const float *centre, uint32_t lanes, float *x);
+    /* x [size][32] f32 -> 32 codes at codes + t * stride for every table t; x and codes 64-byte
+     * aligned, stride a multiple of 32. A stride above 32 may be written past the caches: the
+     * caller fences before it hands the codes to another thread. */
+    void (*lanes)(const struct pp_hash *hash, const float *x, uint16_t *codes, uint64_t stride);
 };
 extern const struct pp_hash_kernels pp_hash_scalar;
 extern const struct pp_hash_kernels pp_hash_avx2;
@@ -183,14 +201,31 @@ static inline void pp_hash_rotate(const struct pp_hash *hash, const float *x, in
     }
 }
 
-static inline void pp_hash_lanes_body(const struct pp_hash *hash, const float *x, uint16_t *codes)
+static inline void pp_hash_fill_body(const struct pp_hash *hash, const void *rows,
+                                     uint64_t row_bytes, enum pp_dtype dtype, const float *centre,
+                                     uint32_t lanes, float *x)
+{
+    float key[PP_HEAD_DIM_MAX];
+    memset(x, 0, sizeof(*x) * hash->size * PP_HASH_LANES);
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
+        pp_dtype_to_f32(dtype, (const uint8_t *)rows + lane * row_bytes, hash->dim, key);
+        for (uint32_t d = 0; d < hash->dim; ++d) {
+            x[d * PP_HASH_LANES + lane] = centre == NULL ? key[d] : key[d] - centre[d];
+        }
+    }
+}
+
+static inline void pp_hash_lanes_body(const struct pp_hash *hash, const float *x, uint16_t *codes,
+                                      uint64_t stride)
 {
     _Alignas(64) int32_t wide[PP_HASH_SIZE_MAX * PP_HASH_LANES];
     _Alignas(64) int16_t shared[PP_HASH_SIZE_MAX * PP_HASH_LANES];
     _Alignas(64) int16_t block[PP_HASH_SIZE_MAX * PP_HASH_LANES];
     uint32_t size = hash->size;
     pp_hash_rotate(hash, x, wide, shared);
-    memset(codes, 0, (size_t)hash->l * PP_HASH_LANES * sizeof(*codes));
+    for (uint32_t t = 0; t < hash->l; ++t) {
+        memset(codes + t * stride, 0, PP_HASH_LANES * sizeof(*codes));
+    }
     for (uint32_t r = 0; r < hash->block_count; ++r) {
         for (uint32_t i = 0; i < size; ++i) {
             int16_t mask = hash->sign_masks[PP_HASH_SHARED + r][i];
@@ -202,7 +237,7 @@ static inline void pp_hash_lanes_body(const struct pp_hash *hash, const float *x
         }
         pp_hash_transform16(block, size);
         for (uint32_t i = 0; i < hash->block_used[r]; ++i) {
-            uint16_t *code = codes + (uint32_t)hash->target[r][i].table * PP_HASH_LANES;
+            uint16_t *code = codes + hash->target[r][i].table * stride;
             uint16_t bit = (uint16_t)(1u << hash->target[r][i].bit);
             const int16_t *y = block + i * PP_HASH_LANES;
             PP_HASH_FOR_LANES

@@ -233,7 +233,7 @@ static void every_instruction_set_gives_the_bits_of_the_law(void **state)
         }
         for (enum pp_isa isa = PP_ISA_SCALAR; isa <= pp_isa_best() && isa <= PP_ISA_AVX512; ++isa) {
             memset(codes, 0xff, sizeof(codes));
-            kernels_of(isa)->lanes(hash, x, codes);
+            kernels_of(isa)->lanes(hash, x, codes, PP_HASH_LANES);
             for (uint32_t lane = 0; lane < PP_HASH_LANES; lane += lane < 8 ? 1 : 11) {
                 float vector[PP_HEAD_DIM_MAX];
                 uint16_t expected[PP_LSH_L_MAX];
