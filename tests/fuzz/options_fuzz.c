@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "common/base/assert.h"
 #include "common/base/options.h"
 
 #define ARGUMENTS_MAX 16
@@ -55,6 +56,10 @@ static void parse(int argc, char **argv, char **environment, FILE *sink)
     enum pp_options_outcome outcome;
     struct pp_options *options;
     if (pp_options_parse(&spec, argc, argv, environment, sink, sink, &outcome, &options) == PP_OK) {
+        if (outcome == PP_OPTIONS_EXIT_0) {
+            PP_ASSERT(options == NULL);
+            return;
+        }
         pp_options_print(options, sink);
         pp_options_destroy(options);
     }
