@@ -143,7 +143,7 @@ class ClusterTest(unittest.TestCase):
     def test_lsh_perplexity_on_a_long_text_is_within_five_per_cent_of_exact(self):
         out = self.path / "eval.json"
         with node_process.Node(NODE, *OPTIONS) as one, node_process.Node(NODE, *OPTIONS) as two:
-            done = worker("eval", "--text", str(TEXT), "--tokens=256",
+            done = worker("eval", "--text", str(TEXT), "--tokens=1024",
                           "--estimators=exact,lsh:k=10,l=150", "--json", str(out),
                           nodes_option((one, two)))
         self.assertEqual(done.returncode, 0, done.stderr)
