@@ -72,7 +72,8 @@ static struct lsh_run run;
 static struct an_index_query query_of(const struct bench_layer *layer, uint64_t head)
 {
     uint32_t dim = layer->shape.head_dim;
-    return (struct an_index_query){.q = layer->q + head * dim,
+    return (struct an_index_query){.heads = 1,
+                                   .q = layer->q + head * dim,
                                    .q_scaled = layer->q_scaled + head * dim,
                                    .codes = run.codes + head * layer->params.estimator.l};
 }

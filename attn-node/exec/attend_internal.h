@@ -53,8 +53,8 @@ struct an_piece {
     uint32_t lane_begin, lane_count;
     uint32_t accumulator_begin;
     bool sampled;
-    uint32_t sampled_rows; /* out */
-    uint64_t *rows_read;   /* sampled: [bitmap_words], of the segment's rows; out */
+    uint64_t held_first; /* sampled: held index that row 0 has, or would have */
+    uint64_t *rows_read; /* sampled: [bitmap_words], of the segment's rows; out */
     uint32_t bitmap_words;
     /* The rows of the same q row's heads before this one, NULL for the first: in the plan they come
      * just before; those of the wave before are in `carried`. */

@@ -8,6 +8,7 @@
 
 #include "attn-node/exec/attend_internal.h"
 #include "common/base/assert.h"
+#include "common/base/rng.h"
 #include "common/run/team.h"
 
 /* Where the plan is: `lane` is the unit's next lane that the stretch has not had, `row` the next
@@ -74,11 +75,16 @@ static bool piece_of_stretch(struct an_attend *attend, struct cursor *cursor,
         return false;
     }
     if (sampled) {
+        const struct an_task *task = &attend->tasks[unit->task];
+        uint32_t left = task->group - cursor->lane % task->group; /* of the q row */
+        uint32_t step = an_index_heads_at_once(&stretch->segment->params->index, task->group);
         piece->begin = stretch->begin;
         piece->end = stretch->end;
         piece->lane_begin = unit->lane_begin + cursor->lane;
-        piece->lane_count = 1;
-        return cursor->lane++ < unit->lane_count;
+        piece->lane_count = step < left ? step : left;
+        piece->held_first = stretch->held_begin - stretch->begin;
+        cursor->lane += piece->lane_count;
+        return piece->lane_begin < unit->lane_begin + unit->lane_count;
     }
     for (; cursor->lane < unit->lane_count; cursor->lane += AN_EXACT_LANES) {
         uint32_t left = unit->lane_count - cursor->lane;
@@ -144,7 +150,6 @@ static bool place_piece(struct an_attend *attend, struct an_piece *piece)
         place_bitmap(attend, task, piece);
     }
     piece->accumulator_begin = attend->accumulator_count;
-    piece->sampled_rows = 0;
     for (uint32_t i = 0; i < piece->lane_count; i++) {
         float *memory = attend->piece_floats + attend->piece_floats_used;
         struct an_accumulator *sum = &attend->accumulators[attend->accumulator_count++];
@@ -153,6 +158,23 @@ static bool place_piece(struct an_attend *attend, struct an_piece *piece)
         attend->piece_floats_used += floats_each;
     }
     return true;
+}
+
+/* The random numbers of a sampled piece's q row and kv head. */
+static struct an_index_draw draw_of(const struct an_attend *attend, const struct an_piece *piece)
+{
+    const struct an_unit *unit = &attend->units[piece->unit];
+    const struct an_task *task = &attend->tasks[unit->task];
+    uint32_t lane = piece->lane_begin - task->lane_begin;
+    uint32_t row = task->row_begin + lane / task->group % task->row_count;
+    uint64_t id[2];
+    memcpy(id, task->part->spec.part_id, sizeof(id));
+    uint64_t seed = task->item->seed_count > 0 ? task->item->seeds[row] : 0;
+    seed = pp_rng_at(pp_rng_at(seed, id[0]), id[1]);
+    uint64_t layer = (uint64_t)(task->layer - task->part->layers);
+    uint64_t head = task->part->spec.kv_head_begin + unit->kv_head;
+    return (struct an_index_draw){.seed = pp_rng_at(seed, layer << 32 | head),
+                                  .first = piece->held_first};
 }
 
 static void run_piece(void *context, uint64_t index, uint32_t thread)
@@ -175,15 +197,17 @@ static void run_piece(void *context, uint64_t index, uint32_t thread)
         return;
     }
     struct an_index_query query = {
+        .heads = piece->lane_count,
         .q = attend->q + q_at,
         .q_scaled = attend->q_scaled + q_at,
         .codes = attend->codes + attend->lane_code[piece->lane_begin],
+        .draw = draw_of(attend, piece),
         .rows_read = piece->rows_read,
     };
     memset(piece->rows_read, 0, piece->bitmap_words * sizeof(uint64_t));
-    piece->sampled_rows = an_index_attend(
-        piece->segment->index[kv_head], &piece->segment->params->index, &piece->rows, piece->begin,
-        piece->end, &query, attend->query_scratch + thread * attend->query_scratch_bytes, sums);
+    an_index_attend(piece->segment->index[kv_head], &piece->segment->params->index, &piece->rows,
+                    piece->begin, piece->end, &query,
+                    attend->query_scratch + thread * attend->query_scratch_bytes, sums);
 }
 
 /* Adds the rows of the group's heads before this one to the piece's bitmap; returns how many rows
@@ -210,11 +234,11 @@ static void merge_unit(void *context, uint64_t index, uint32_t thread)
         const struct an_piece *piece = &attend->pieces[i];
         for (uint32_t j = 0; j < piece->lane_count; j++) {
             struct an_lane *lane = &attend->lanes[piece->lane_begin + j];
-            an_accumulator_merge(&lane->sum, &attend->accumulators[piece->accumulator_begin + j],
-                                 dim);
-            lane->sampled_rows += piece->sampled_rows;
-            lane->rows_added += merge_bitmap(piece);
+            const struct an_accumulator *sum = &attend->accumulators[piece->accumulator_begin + j];
+            an_accumulator_merge(&lane->sum, sum, dim);
+            lane->sampled_rows += piece->sampled ? sum->keys_read : 0;
         }
+        attend->lanes[piece->lane_begin].rows_added += merge_bitmap(piece);
     }
 }
 

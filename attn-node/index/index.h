@@ -37,27 +37,41 @@ PP_MUST_USE enum pp_status an_index_build(const struct an_index_params *params,
                                           uint64_t codes_stride, void *memory, void *scratch,
                                           struct an_index **index_out);
 
-/* One q row and head of a sampled attend. */
-struct an_index_query {
-    const float *q;        /* [dim] f32, not scaled: the cosine needs it plain */
-    const float *q_scaled; /* [dim] f32, times scale: the scores */
-    const uint16_t *codes; /* lsh: [l] */
-    uint64_t *rows_read;   /* attend: bits of the rows read are set, others stay; word i / 64, bit
-                              i % 64 for row i, [(end + 63) / 64] words; NULL: not wanted */
+/* The random numbers of one q row and kv head: row i of the segment draws pp_rng_at(seed, first +
+ * i). seed is made of the step's, the part's id, layer and kv head; first + i is the held index. So
+ * replicas draw alike and shards independently. */
+struct an_index_draw {
+    uint64_t seed, first;
 };
 
+/* Heads of one q row's group that are sampled together. */
+struct an_index_query {
+    uint32_t heads;        /* 1 to an_index_heads_at_once */
+    const float *q;        /* [heads][dim] f32, not scaled: the cosine needs it plain */
+    const float *q_scaled; /* [heads][dim] f32, times scale: the scores */
+    const uint16_t *codes; /* lsh: [heads][l] */
+    struct an_index_draw draw;
+    uint64_t *rows_read; /* attend: bits of the rows read are set, others stay; word i / 64, bit
+                            i % 64 for row i, [(end + 63) / 64] words; NULL: not wanted */
+};
+
+/* How many heads of a group one call is best given: all of them where they share a sample; one for
+ * lsh, whose heads sample each for itself and spread better over threads. */
+uint32_t an_index_heads_at_once(const struct an_index_params *params, uint32_t group);
+
 /* Samples among the rows [begin, end) of the segment (a view may cut it) and attends the sample:
- * adds to the accumulator. scratch [an_index_query_scratch_bytes] is the calling thread's. Returns
- * the number of rows read; 0 means an empty sample (law 2: the caller answers that head
- * otherwise).*/
+ * adds to accumulators [heads], whose keys_read say what each head read; a head that read nothing
+ * had an empty sample (law 2: the caller answers it otherwise). scratch
+ * [an_index_query_scratch_bytes] is the calling thread's. */
 uint64_t an_index_query_scratch_bytes(const struct an_index_params *params, uint32_t tokens);
-uint32_t an_index_attend(const struct an_index *index, const struct an_index_params *params,
-                         const struct an_rows *rows, uint32_t begin, uint32_t end,
-                         const struct an_index_query *query, void *scratch,
-                         struct an_accumulator *accumulator);
+void an_index_attend(const struct an_index *index, const struct an_index_params *params,
+                     const struct an_rows *rows, uint32_t begin, uint32_t end,
+                     const struct an_index_query *query, void *scratch,
+                     struct an_accumulator *accumulators);
 
 /* The rows that the sample would read, without attending: ids in ascending order into
- * ids_out [end - begin] and log u beside; for tests and quality benches. */
+ * ids_out [end - begin] and log u beside; of lsh for the first head. Returns their number. For
+ * tests and quality benches. */
 uint32_t an_index_sample(const struct an_index *index, const struct an_index_params *params,
                          const struct an_rows *rows, uint32_t begin, uint32_t end,
                          const struct an_index_query *query, void *scratch, uint16_t *ids_out,

@@ -206,14 +206,14 @@ static double denominator_ratio(const struct field *field, const struct an_index
 {
     float o[DIM];
     struct an_accumulator accumulator = {.o = o};
-    struct an_index_query query = {.q = field->q + i * DIM,
+    struct an_index_query query = {.heads = 1,
+                                   .q = field->q + i * DIM,
                                    .q_scaled = field->q_scaled + i * DIM,
                                    .codes = field->codes + i * L};
     an_accumulator_clear(&accumulator, DIM);
-    uint32_t read =
-        an_index_attend(index, params, &field->rows, 0, TOKENS, &query, scratch, &accumulator);
-    assert_int_equal(read, accumulator.keys_read);
-    return read == 0 ? 0.0 : exp((double)accumulator.m - lse) * (double)accumulator.sum;
+    an_index_attend(index, params, &field->rows, 0, TOKENS, &query, scratch, &accumulator);
+    return accumulator.keys_read == 0 ? 0.0
+                                      : exp((double)accumulator.m - lse) * (double)accumulator.sum;
 }
 
 static void the_estimated_denominator_is_right_on_average(void **state)

@@ -96,7 +96,8 @@ static uint32_t bed_sample(struct bed *bed, uint32_t begin, uint32_t end)
         bed->q_scaled[d] = bed->q[d] * 0.25f;
     }
     pp_hash_query(bed->hash, bed->q, bed->codes);
-    struct an_index_query query = {.q = bed->q, .q_scaled = bed->q_scaled, .codes = bed->codes};
+    struct an_index_query query = {
+        .heads = 1, .q = bed->q, .q_scaled = bed->q_scaled, .codes = bed->codes};
     return an_index_sample(bed->index, &bed->params, &bed->rows, begin, end, &query, bed->scratch,
                            bed->ids, bed->log_u);
 }
@@ -107,20 +108,22 @@ static uint32_t bed_attend(struct bed *bed, uint32_t begin, uint32_t end,
     uint32_t sampled = bed_sample(bed, begin, end);
     static uint64_t rows_read[(PP_SEGMENT_TOKENS_MAX + 63) / 64];
     memset(rows_read, 0, sizeof(rows_read));
-    struct an_index_query query = {
-        .q = bed->q, .q_scaled = bed->q_scaled, .codes = bed->codes, .rows_read = rows_read};
+    struct an_index_query query = {.heads = 1,
+                                   .q = bed->q,
+                                   .q_scaled = bed->q_scaled,
+                                   .codes = bed->codes,
+                                   .rows_read = rows_read};
     an_accumulator_clear(accumulator, DIM);
-    uint32_t read = an_index_attend(bed->index, &bed->params, &bed->rows, begin, end, &query,
-                                    bed->scratch, accumulator);
-    assert_int_equal(read, accumulator->keys_read);
-    assert_int_equal(read, sampled);
+    an_index_attend(bed->index, &bed->params, &bed->rows, begin, end, &query, bed->scratch,
+                    accumulator);
+    assert_int_equal(accumulator->keys_read, sampled);
     for (uint32_t i = 0; i < sampled; ++i) {
         rows_read[bed->ids[i] / 64] ^= 1ull << (bed->ids[i] % 64);
     }
     for (size_t word = 0; word < sizeof(rows_read) / sizeof(rows_read[0]); ++word) {
         assert_int_equal(rows_read[word], 0);
     }
-    return read;
+    return sampled;
 }
 
 static void bed_deinit(struct bed *bed)
@@ -356,6 +359,49 @@ static void norms_that_f16_rounds_or_cannot_hold_give_the_right_u(void **state)
     }
 }
 
+static void heads_attended_together_equal_each_alone(void **state)
+{
+    (void)state;
+    enum { HEADS = 3 };
+    struct bed bed;
+    bed_init(&bed, 2000, 2);
+    memcpy(bed.values + 77 * 2 * DIM, bed.centre, sizeof(bed.centre)); /* a certain row */
+    bed_build(&bed, true);
+    float q[HEADS * DIM], q_scaled[HEADS * DIM], o[2 * HEADS * DIM], b1[2 * HEADS * DIM];
+    uint16_t codes[HEADS * L];
+    uint64_t rows_read[2][32] = {{0}};
+    struct pp_rng rng = {.seed = 5};
+    struct an_accumulator sums[2 * HEADS];
+    for (uint32_t i = 0; i < HEADS * DIM; ++i) {
+        q[i] = (float)pp_rng_normal(&rng);
+        q_scaled[i] = 0.25f * q[i];
+    }
+    pp_hash_queries(bed.hash, q, HEADS, codes);
+    for (uint32_t i = 0; i < 2 * HEADS; ++i) {
+        sums[i] = (struct an_accumulator){.o = o + i * DIM, .b1 = b1 + i * DIM};
+        an_accumulator_clear(&sums[i], DIM);
+    }
+    struct an_index_query query = {
+        .heads = HEADS, .q = q, .q_scaled = q_scaled, .codes = codes, .rows_read = rows_read[0]};
+    an_index_attend(bed.index, &bed.params, &bed.rows, 3, 1999, &query, bed.scratch, sums);
+    for (uint32_t i = 0; i < HEADS; ++i) {
+        query = (struct an_index_query){.heads = 1,
+                                        .q = q + i * DIM,
+                                        .q_scaled = q_scaled + i * DIM,
+                                        .codes = codes + i * L,
+                                        .rows_read = rows_read[1]};
+        an_index_attend(bed.index, &bed.params, &bed.rows, 3, 1999, &query, bed.scratch,
+                        &sums[HEADS + i]);
+        assert_true(sums[i].keys_read > 1 && sums[i].keys_read < 1996);
+        assert_int_equal(sums[i].keys_read, sums[HEADS + i].keys_read);
+        assert_true(sums[i].m == sums[HEADS + i].m && sums[i].sum == sums[HEADS + i].sum);
+        assert_memory_equal(sums[i].o, sums[HEADS + i].o, DIM * sizeof(float));
+        assert_memory_equal(sums[i].b1, sums[HEADS + i].b1, DIM * sizeof(float));
+    }
+    assert_memory_equal(rows_read[0], rows_read[1], sizeof(rows_read[0]));
+    bed_deinit(&bed);
+}
+
 static void codes_from_outside_give_the_same_index_or_are_refused(void **state)
 {
     (void)state;
@@ -398,6 +444,7 @@ int main(void)
         cmocka_unit_test(full_segments_of_one_key_do_not_wrap),
         cmocka_unit_test(strange_keys_leave_no_nan_and_other_rows_alone),
         cmocka_unit_test(norms_that_f16_rounds_or_cannot_hold_give_the_right_u),
+        cmocka_unit_test(heads_attended_together_equal_each_alone),
         cmocka_unit_test(codes_from_outside_give_the_same_index_or_are_refused),
         cmocka_unit_test(the_index_takes_no_more_than_it_says_a_token),
     };
