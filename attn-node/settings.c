@@ -84,7 +84,7 @@ static struct pp_option options[] = {
      .value_name = "BYTES",
      .group = MEMORY,
      .help = "Bytes this node may use: K/V, indexes and network buffers. Per cent are of the "
-             "control group's limit, or of the machine."},
+             "control group's limit, or of the machine; 80% of 64GiB names the whole itself."},
     {.name = "hugepages",
      .kind = PP_OPTION_CHOICE,
      .target = &parsed.hugepages,

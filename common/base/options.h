@@ -20,11 +20,12 @@
 #include "common/base/status.h"
 
 enum pp_option_kind {
-    PP_OPTION_BOOL,   /* bool *; --flag, --flag=false, --no-flag */
-    PP_OPTION_U64,    /* uint64_t *; within [min, max] */
-    PP_OPTION_DOUBLE, /* double *; within [number_min, number_max]; both 0: no bounds */
-    PP_OPTION_TEXT,   /* const char **; lives as long as the struct pp_options */
-    PP_OPTION_SIZE,   /* uint64_t * bytes; "64GiB", "64Gi", "64GB", "67108864", "80%" of `whole` */
+    PP_OPTION_BOOL,     /* bool *; --flag, --flag=false, --no-flag */
+    PP_OPTION_U64,      /* uint64_t *; within [min, max] */
+    PP_OPTION_DOUBLE,   /* double *; within [number_min, number_max]; both 0: no bounds */
+    PP_OPTION_TEXT,     /* const char **; lives as long as the struct pp_options */
+    PP_OPTION_SIZE,     /* uint64_t * bytes; "64GiB", "64Gi", "64GB", "67108864", "80%" of `whole`,
+                         * "80% of 64GiB" */
     PP_OPTION_DURATION, /* uint64_t * microseconds; "250us", "500ms", "30s", "1m30s", "2h", "0" */
     PP_OPTION_CHOICE,   /* int *; index of one of `choices` */
 };
@@ -81,7 +82,8 @@ void pp_options_destroy(struct pp_options *options);
 /* One line an option, `name = value  # source`, in table order. */
 void pp_options_print(const struct pp_options *options, FILE *output);
 
-/* For other parsers of sizes and durations. PP_INVALID_ARGUMENT on bad text or overflow. */
+/* For other parsers of sizes and durations; whole as in struct pp_option. PP_INVALID_ARGUMENT on
+ * bad text or overflow. */
 PP_MUST_USE enum pp_status pp_parse_size(const char *text, uint64_t whole, uint64_t *bytes_out);
 PP_MUST_USE enum pp_status pp_parse_duration(const char *text, uint64_t *duration_us_out);
 PP_MUST_USE enum pp_status pp_parse_u64(const char *text, uint64_t *value_out);

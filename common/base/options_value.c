@@ -123,7 +123,7 @@ static void describe(const struct pp_option *option, char *text, size_t bytes)
         break;
     case PP_OPTION_SIZE:
         snprintf(text, bytes, "a size such as 64GiB, 500MB or 67108864%s",
-                 option->whole != 0 ? " or 80%" : "");
+                 option->whole != 0 ? ", 80% or 80% of 64GiB" : "");
         add_bounds(option, " bytes", text, bytes);
         break;
     case PP_OPTION_DURATION:

@@ -119,20 +119,9 @@ enum pp_status pp_parse_u64(const char *text, uint64_t *value_out)
     return PP_OK;
 }
 
-enum pp_status pp_parse_size(const char *text, uint64_t whole, uint64_t *bytes_out)
+/* The rest of a size behind its number: nothing (bytes) or a unit. */
+static enum pp_status finish_size(struct decimal value, const char *text, uint64_t *bytes_out)
 {
-    struct decimal value;
-    PP_TRY(parse_decimal(&text, &value));
-    if (strcmp(text, "%") == 0) {
-        bool above = value.whole > 100 || (value.whole == 100 && value.billionths > 0);
-        if (whole == 0 || above) {
-            return PP_INVALID_ARGUMENT;
-        }
-        unsigned __int128 billionths =
-            (unsigned __int128)value.whole * 1000000000u + value.billionths;
-        *bytes_out = (uint64_t)(billionths * whole / 100000000000ull);
-        return PP_OK;
-    }
     if (*text == '\0') {
         if (value.billionths != 0) {
             return PP_INVALID_ARGUMENT;
@@ -147,6 +136,31 @@ enum pp_status pp_parse_size(const char *text, uint64_t whole, uint64_t *bytes_o
         return PP_INVALID_ARGUMENT;
     }
     return scale(value, unit->factor, bytes_out);
+}
+
+enum pp_status pp_parse_size(const char *text, uint64_t whole, uint64_t *bytes_out)
+{
+    static const char of[] = "% of ";
+    struct decimal value;
+    PP_TRY(parse_decimal(&text, &value));
+    if (*text != '%') {
+        return finish_size(value, text, bytes_out);
+    }
+    bool above = value.whole > 100 || (value.whole == 100 && value.billionths > 0);
+    if (whole == 0 || above) {
+        return PP_INVALID_ARGUMENT;
+    }
+    if (strncmp(text, of, sizeof(of) - 1) == 0) {
+        struct decimal named;
+        text += sizeof(of) - 1;
+        PP_TRY(parse_decimal(&text, &named));
+        PP_TRY(finish_size(named, text, &whole));
+    } else if (text[1] != '\0') {
+        return PP_INVALID_ARGUMENT;
+    }
+    unsigned __int128 billionths = (unsigned __int128)value.whole * 1000000000u + value.billionths;
+    *bytes_out = (uint64_t)(billionths * whole / 100000000000ull);
+    return PP_OK;
 }
 
 enum pp_status pp_parse_duration(const char *text, uint64_t *duration_us_out)

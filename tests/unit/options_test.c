@@ -416,6 +416,9 @@ static void sizes_are_exact(void **state)
         {"80%", 160},
         {"12.5%", 25},
         {"100%", 200},
+        {"80% of 10GiB", UINT64_C(8) << 30},
+        {"12.5% of 800", 100},
+        {"100% of 18446744073709551615", UINT64_MAX},
         {"18446744073709551615", UINT64_MAX},
         {"16777215TiB", UINT64_C(16777215) << 40},
     };
@@ -424,6 +427,9 @@ static void sizes_are_exact(void **state)
         "x",     "5XB",  "5G",         "101%", "100.1%",
         "80 %",  "1e9",  " 5",         "5 ",   "18446744073709551616",
         "5GiBs", "0x10", "16777216TiB"};
+    static const char *const wrong_wholes[] = {"80% of",       "80% of ",      "80% of 80%",
+                                               "80% of 1.5",   "80%of 1GiB",   "80% of  1GiB",
+                                               "80% of 1GiB ", "101% of 1GiB", "80% of -1"};
     uint64_t bytes;
     for (size_t index = 0; index < sizeof(right) / sizeof(right[0]); ++index) {
         assert_int_equal(pp_parse_size(right[index].text, 200, &bytes), PP_OK);
@@ -432,6 +438,11 @@ static void sizes_are_exact(void **state)
     for (size_t index = 0; index < sizeof(wrong) / sizeof(wrong[0]); ++index) {
         bytes = 77;
         assert_int_equal(pp_parse_size(wrong[index], 200, &bytes), PP_INVALID_ARGUMENT);
+        assert_int_equal(bytes, 77);
+    }
+    for (size_t index = 0; index < sizeof(wrong_wholes) / sizeof(wrong_wholes[0]); ++index) {
+        bytes = 77;
+        assert_int_equal(pp_parse_size(wrong_wholes[index], 200, &bytes), PP_INVALID_ARGUMENT);
         assert_int_equal(bytes, 77);
     }
     assert_int_equal(pp_parse_size("80%", 0, &bytes), PP_INVALID_ARGUMENT);
