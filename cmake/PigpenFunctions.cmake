@@ -53,13 +53,16 @@ function(pigpen_test name source label)
 endfunction()
 
 # pigpen_version(TARGET): PP_VERSION and PP_COMMIT as texts. Without git the commit is "unknown".
-execute_process(
-    COMMAND git -C ${PROJECT_SOURCE_DIR} rev-parse --short=12 HEAD
-    OUTPUT_VARIABLE PIGPEN_COMMIT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-if(NOT PIGPEN_COMMIT)
-    set(PIGPEN_COMMIT unknown)
+set(pigpen_commit "${PIGPEN_COMMIT}")
+if(NOT pigpen_commit)
+    execute_process(
+        COMMAND git -C ${PROJECT_SOURCE_DIR} rev-parse --short=12 HEAD
+        OUTPUT_VARIABLE pigpen_commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+endif()
+if(NOT pigpen_commit)
+    set(pigpen_commit unknown)
 endif()
 function(pigpen_version target)
     target_compile_definitions(${target} PRIVATE
-        PP_VERSION="${PROJECT_VERSION}" PP_COMMIT="${PIGPEN_COMMIT}")
+        PP_VERSION="${PROJECT_VERSION}" PP_COMMIT="${pigpen_commit}")
 endfunction()

@@ -1,6 +1,8 @@
 # Options, and the flags that every target of the project gets.
 set(PIGPEN_SANITIZE "" CACHE STRING "empty, address (with undefined) or thread")
+option(PIGPEN_TESTS "build the tests and benches" ON)
 option(PIGPEN_FUZZ "build the libFuzzer targets instead of the tests" OFF)
+set(PIGPEN_COMMIT "" CACHE STRING "commit that the programs tell; empty: git is asked")
 option(PIGPEN_CUDA "build the CUDA device" OFF)
 option(PIGPEN_WERROR "treat warnings as errors" ON)
 
