@@ -31,6 +31,8 @@
  * acknowledgement before a step waits for it. */
 #define GW_LEAVE_TOKENS      64u
 #define GW_LEAVE_BATCHES_MAX 8u
+/* Tokens of one hand-over of prefill. */
+#define GW_BULK_TOKENS 4096u
 
 struct gw_engine;
 struct gw_sequence;
@@ -71,6 +73,9 @@ struct gw_sequence_options {
     uint64_t hash_seed;
     uint64_t step_seed;       /* seeds of attends are drawn from it, one a step */
     uint64_t tokens_expected; /* at most tokens_max; sizes local K/V and the shards */
+    /* So many of a prefill's last tokens stay here besides the recent ones: for a mark before them.
+     * They leave as steps go on behind them. */
+    uint32_t tokens_kept;
     /* Nodes are asked a second time, exactly, and the step's stats say how far the answers were
      * apart. For measuring: the second answer is used for nothing else, and times contain it. */
     bool compare_exact;
@@ -94,6 +99,25 @@ PP_MUST_USE enum pp_status gw_sequence_prefill(struct gw_sequence *sequence, con
                                                uint32_t count, uint32_t logit_rows,
                                                float *logits_out, gw_progress_fn *progress,
                                                void *context);
+
+/* Instead of a prefill: K and V of `count` tokens from wherever `rows` has them. It is asked layer
+ * by layer, in order, for [count][kv heads][dim] of kv_dtype in host memory, at most GW_BULK_TOKENS
+ * tokens at once; a status of its own ends the fill and the sequence. Otherwise as a prefill. */
+typedef enum pp_status gw_rows_fn(void *context, uint32_t layer, uint64_t start, uint32_t count,
+                                  void *k_out, void *v_out);
+PP_MUST_USE enum pp_status gw_sequence_fill(struct gw_sequence *sequence, uint64_t count,
+                                            gw_rows_fn *rows, void *context);
+
+/* How nodes attend from the next step on: exactly, or as the sequence was opened; kind NONE: the
+ * latter. Another estimator than these two is refused by the nodes. */
+void gw_sequence_use(struct gw_sequence *sequence, const struct pp_estimator *estimator);
+
+/* Remembers the sequence as its first `length` tokens, all of which but those held by nodes must
+ * still be here; a rewind makes it that again, whatever was run behind it, as often as wanted.
+ * PP_OUT_OF_RANGE: tokens behind `length` have left already; PP_MEMORY. */
+PP_MUST_USE enum pp_status gw_sequence_mark(struct gw_sequence *sequence, uint64_t length);
+/* PP_FAILED_PRECONDITION without a mark; errors of nodes. */
+PP_MUST_USE enum pp_status gw_sequence_rewind(struct gw_sequence *sequence);
 
 /* Times of a step in microseconds and what its attends read, summed over layers. */
 struct gw_step_stats {

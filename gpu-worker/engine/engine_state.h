@@ -10,8 +10,6 @@
 
 /* Rows of logits that are computed at once. */
 #define GW_LOGIT_ROWS 16u
-/* Tokens of one hand-over of prefill. */
-#define GW_BULK_TOKENS 4096u
 
 struct gw_layer {
     const float *attn_norm, *ffn_norm;     /* [hidden] */
@@ -51,17 +49,27 @@ struct gw_sequence_layer {
     void *k, *v; /* [row_capacity][kv heads][dim] of kv_dtype */
 };
 
+/* A sequence as it was: its counts, and the rows that were here and may leave or be overwritten. */
+struct gw_mark {
+    bool set;
+    uint64_t length, handed, dropped;
+    struct gw_sequence_layer *layers; /* [layers] of the marked rows; NULL without a remote */
+};
+
 struct gw_sequence {
     struct gw_engine *engine;
     struct gw_remote_sequence *remote; /* NULL: local */
     uint64_t tokens_expected;
     uint64_t step_seed;
+    uint32_t tokens_kept;
+    struct pp_estimator estimator; /* of attends; kind NONE: the remote sequence's own */
     uint64_t length;
     uint64_t handed;  /* tokens behind the sink given to the remote, every layer alike */
     uint64_t dropped; /* of those, no longer here: every layer acknowledged them */
     uint64_t row_capacity;
     uint64_t row_bytes; /* of K (or V) of a token, all kv heads */
     struct gw_sequence_layer *layers;
+    struct gw_mark mark;
     float *exact_o, *exact_lse; /* [q heads][dim], [q heads] on the host; NULL: not compared */
     bool broken;
 };
@@ -70,6 +78,10 @@ static inline uint64_t gw_sequence_rows(const struct gw_sequence *sequence)
 {
     return sequence->length - sequence->dropped;
 }
+
+/* Tokens behind the sink that leave when a sequence starts with `count` tokens. */
+uint64_t gw_sequence_leaving(const struct gw_sequence *sequence, uint64_t count);
+void gw_mark_deinit(struct gw_sequence *sequence);
 
 /* h += FFN(norm(h)) and the output projection before it, for rows of x. */
 enum pp_status gw_engine_finish_layer(struct gw_engine *engine, const struct gw_layer *layer,

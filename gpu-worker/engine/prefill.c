@@ -47,13 +47,6 @@ static enum pp_status prefill_chunk(struct prefill *prefill, const struct gw_lay
     return gw_engine_finish_layer(engine, layer, rows, x);
 }
 
-/* Tokens behind the sink that leave after a prefill of `count` tokens. */
-static uint64_t prefill_leaving(uint32_t count)
-{
-    uint32_t kept = PP_SINK_TOKENS + PP_RECENT_TOKENS;
-    return count > kept ? count - kept : 0;
-}
-
 /* Gives a finished layer's rows to the nodes and keeps the sink and the recent ones. */
 static enum pp_status prefill_hand_over(struct prefill *prefill, uint32_t layer)
 {
@@ -61,7 +54,7 @@ static enum pp_status prefill_hand_over(struct prefill *prefill, uint32_t layer)
     struct gw_engine *engine = sequence->engine;
     const struct gw_device_ops *ops = engine->device->ops;
     const uint8_t *k = prefill->k, *v = prefill->v;
-    uint64_t leaving = prefill_leaving(prefill->count);
+    uint64_t leaving = gw_sequence_leaving(sequence, prefill->count);
     uint64_t sink = prefill->count < PP_SINK_TOKENS ? prefill->count : PP_SINK_TOKENS;
     PP_TRY(ops->synchronize(engine->device, engine->stream));
     for (uint64_t start = 0; start < leaving; start += GW_BULK_TOKENS) {
@@ -126,7 +119,7 @@ static enum pp_status prefill_run(struct prefill *prefill, const uint32_t *ids, 
     if (sequence->remote == NULL) {
         return engine->device->ops->synchronize(engine->device, engine->stream);
     }
-    uint64_t leaving = prefill_leaving(prefill->count);
+    uint64_t leaving = gw_sequence_leaving(sequence, prefill->count);
     sequence->handed = leaving;
     sequence->dropped = leaving;
     if (leaving == 0) {

@@ -73,10 +73,11 @@ enum pp_status gw_sequence_open(struct gw_engine *engine, const struct gw_sequen
     sequence->engine = engine;
     sequence->tokens_expected = options->tokens_expected;
     sequence->step_seed = options->step_seed;
+    sequence->tokens_kept = options->tokens_kept;
     sequence->row_bytes =
         (uint64_t)heads->kv_heads * heads->head_dim * pp_dtype_bytes(heads->kv_dtype);
-    uint64_t rows_kept =
-        PP_SINK_TOKENS + PP_RECENT_TOKENS + (GW_LEAVE_BATCHES_MAX + 1u) * GW_LEAVE_TOKENS;
+    uint64_t rows_kept = PP_SINK_TOKENS + PP_RECENT_TOKENS + options->tokens_kept +
+                         (GW_LEAVE_BATCHES_MAX + 1u) * GW_LEAVE_TOKENS;
     sequence->row_capacity = options->remote == NULL ? options->tokens_expected : rows_kept;
     enum pp_status status = sequence_take_layers(sequence);
     if (status == PP_OK && options->compare_exact) {
@@ -101,10 +102,22 @@ void gw_sequence_close(struct gw_sequence *sequence)
     if (sequence->remote != NULL) {
         gw_remote_sequence_close(sequence->remote);
     }
+    gw_mark_deinit(sequence);
     sequence_free_layers(sequence);
     free(sequence->exact_lse);
     free(sequence->exact_o);
     free(sequence);
+}
+
+uint64_t gw_sequence_leaving(const struct gw_sequence *sequence, uint64_t count)
+{
+    uint64_t kept = (uint64_t)PP_SINK_TOKENS + PP_RECENT_TOKENS + sequence->tokens_kept;
+    return sequence->remote != NULL && count > kept ? count - kept : 0;
+}
+
+void gw_sequence_use(struct gw_sequence *sequence, const struct pp_estimator *estimator)
+{
+    sequence->estimator = *estimator;
 }
 
 static enum pp_status sequence_hand_over(struct gw_sequence *sequence)

@@ -36,8 +36,12 @@ static enum pp_status step_ask(struct gw_sequence *sequence, uint32_t layer, uin
     uint64_t bytes = sizeof(float) * engine->heads.q_heads * engine->heads.head_dim;
     PP_TRY(ops->copy_out(engine->device, engine->stream, engine->sent_q, engine->q, bytes));
     PP_TRY(ops->synchronize(engine->device, engine->stream));
-    struct gw_remote_attend attend = {
-        .layer = layer, .held_tokens = held, .q_rows = 1, .q = engine->sent_q, .seeds = seed};
+    struct gw_remote_attend attend = {.layer = layer,
+                                      .held_tokens = held,
+                                      .q_rows = 1,
+                                      .q = engine->sent_q,
+                                      .seeds = seed,
+                                      .estimator = sequence->estimator};
     return gw_remote_attend_begin(sequence->remote, &attend);
 }
 

@@ -1,0 +1,100 @@
+/*
+ * A sequence that starts with K/V that was not computed here. On the walk of a token's K/V: from
+ * somebody's rows > engine/sequence > remote/outbox, where a prefill would have it from ops. It
+ * refuses to know where the rows come from.
+ */
+#include <stdlib.h>
+
+#include "gpu-worker/engine/engine_state.h"
+
+struct fill {
+    struct gw_sequence *sequence;
+    uint64_t count;
+    uint64_t leaving; /* tokens behind the sink that go to the nodes */
+    gw_rows_fn *rows;
+    void *context;
+    void *k, *v; /* [GW_BULK_TOKENS] rows on the host */
+};
+
+/* Rows that stay: `row` is where they lie among those that are here. */
+static enum pp_status fill_here(struct fill *fill, uint32_t layer, uint64_t start, uint32_t count,
+                                uint64_t row)
+{
+    struct gw_sequence *sequence = fill->sequence;
+    struct gw_engine *engine = sequence->engine;
+    const struct gw_device_ops *ops = engine->device->ops;
+    struct gw_sequence_layer *kept = &sequence->layers[layer];
+    uint64_t at = row * sequence->row_bytes, bytes = count * sequence->row_bytes;
+    PP_TRY(fill->rows(fill->context, layer, start, count, fill->k, fill->v));
+    PP_TRY(ops->copy_in(engine->device, engine->stream, (uint8_t *)kept->k + at, fill->k, bytes));
+    PP_TRY(ops->copy_in(engine->device, engine->stream, (uint8_t *)kept->v + at, fill->v, bytes));
+    return ops->synchronize(engine->device, engine->stream); /* k and v are filled again */
+}
+
+static enum pp_status fill_there(struct fill *fill, uint32_t layer, uint64_t start, uint32_t count)
+{
+    PP_TRY(fill->rows(fill->context, layer, start, count, fill->k, fill->v));
+    return gw_remote_append(fill->sequence->remote, layer, start - PP_SINK_TOKENS, count, fill->k,
+                            fill->v, true);
+}
+
+/* The sink, what leaves, and the rest, each in pieces of at most GW_BULK_TOKENS. */
+static enum pp_status fill_layer(struct fill *fill, uint32_t layer)
+{
+    uint64_t sink = fill->count < PP_SINK_TOKENS ? fill->count : PP_SINK_TOKENS;
+    const uint64_t borders[3] = {sink, sink + fill->leaving, fill->count};
+    uint64_t start = 0;
+    for (uint32_t piece = 0; piece < 3; piece++) {
+        while (start < borders[piece]) {
+            uint64_t left = borders[piece] - start;
+            uint32_t count = left < GW_BULK_TOKENS ? (uint32_t)left : GW_BULK_TOKENS;
+            if (piece == 1) {
+                PP_TRY(fill_there(fill, layer, start, count));
+            } else {
+                uint64_t row = piece == 0 ? start : start - fill->leaving;
+                PP_TRY(fill_here(fill, layer, start, count, row));
+            }
+            start += count;
+        }
+    }
+    return PP_OK;
+}
+
+static enum pp_status fill_run(struct fill *fill)
+{
+    struct gw_sequence *sequence = fill->sequence;
+    uint64_t bytes = GW_BULK_TOKENS * sequence->row_bytes;
+    fill->k = malloc(bytes);
+    fill->v = malloc(bytes);
+    if (fill->k == NULL || fill->v == NULL) {
+        return PP_MEMORY;
+    }
+    for (uint32_t layer = 0; layer < sequence->engine->info.shape.layers; layer++) {
+        PP_TRY(fill_layer(fill, layer));
+    }
+    sequence->length = fill->count;
+    sequence->handed = fill->leaving;
+    sequence->dropped = fill->leaving;
+    return fill->leaving == 0 ? PP_OK : gw_remote_seal(sequence->remote, NULL, NULL);
+}
+
+enum pp_status gw_sequence_fill(struct gw_sequence *sequence, uint64_t count, gw_rows_fn *rows,
+                                void *context)
+{
+    if (sequence->broken || sequence->length != 0) {
+        return PP_FAILED_PRECONDITION;
+    }
+    if (count == 0 || count > sequence->tokens_expected) {
+        return PP_OUT_OF_RANGE;
+    }
+    struct fill fill = {.sequence = sequence,
+                        .count = count,
+                        .leaving = gw_sequence_leaving(sequence, count),
+                        .rows = rows,
+                        .context = context};
+    enum pp_status status = fill_run(&fill);
+    sequence->broken = status != PP_OK;
+    free(fill.v);
+    free(fill.k);
+    return status;
+}

@@ -1,0 +1,278 @@
+/*
+ * The engine over a tiny random model, and a remote of this file that attends exactly what it
+ * acknowledged, in f64, and acknowledges as late as it likes. It stands in for gpu-worker/remote:
+ * include it in one file of a program.
+ */
+#ifndef PIGPEN_TESTS_UNIT_ENGINE_FIXTURE_H
+#define PIGPEN_TESTS_UNIT_ENGINE_FIXTURE_H
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/rng.h"
+#include "gpu-worker/engine/engine.h"
+#include "tests/unit/gguf_build.h"
+
+#define SEED   4104u
+#define VOCAB  100u
+#define TOKENS 2100u
+#define LAYERS 2u
+#define WIDTH  16u /* kv heads x dim */
+
+static const struct gguf_build_llama TINY = {LAYERS, 48, 6, 2, 96, VOCAB};
+
+/* The remote of this file. */
+
+struct gw_remote_sequence {
+    struct gw_remote_sequence_config config;
+    float *k[LAYERS], *v[LAYERS]; /* [TOKENS][WIDTH] */
+    uint64_t given[LAYERS], acknowledged[LAYERS];
+    struct gw_remote_attend asked;
+    float q[6 * 8];
+    bool in_flight;
+};
+
+struct gw_remote {
+    uint64_t ack_every; /* held calls until a layer's rows are acknowledged; 0: at flush only */
+    uint64_t held_calls;
+    uint64_t flushes, attends, appends, truncates;
+    enum pp_status answer;
+    bool forget;
+    enum pp_estimator_kind asked; /* by the last attend */
+    float stretch; /* answers that are not asked for exactly are longer by this share */
+};
+
+static struct gw_remote fake;
+
+enum pp_status gw_remote_sequence_open(struct gw_remote *remote,
+                                       const struct gw_remote_sequence_config *config,
+                                       struct gw_remote_sequence **sequence_out)
+{
+    assert_ptr_equal(remote, &fake);
+    struct gw_remote_sequence *sequence = calloc(1, sizeof(*sequence));
+    sequence->config = *config;
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        sequence->k[i] = malloc(TOKENS * WIDTH * sizeof(float));
+        sequence->v[i] = malloc(TOKENS * WIDTH * sizeof(float));
+    }
+    *sequence_out = sequence;
+    return PP_OK;
+}
+
+void gw_remote_sequence_close(struct gw_remote_sequence *sequence)
+{
+    assert_false(sequence->in_flight);
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        free(sequence->k[i]);
+        free(sequence->v[i]);
+    }
+    free(sequence);
+}
+
+enum pp_status gw_remote_append(struct gw_remote_sequence *sequence, uint32_t layer, uint64_t start,
+                                uint32_t count, const void *k, const void *v, bool bulk)
+{
+    (void)bulk;
+    assert_int_equal(start, sequence->given[layer]); /* every token once, in order */
+    enum pp_dtype dtype = sequence->config.shape.kv_dtype;
+    pp_dtype_to_f32(dtype, k, (uint64_t)count * WIDTH, sequence->k[layer] + start * WIDTH);
+    pp_dtype_to_f32(dtype, v, (uint64_t)count * WIDTH, sequence->v[layer] + start * WIDTH);
+    sequence->given[layer] += count;
+    fake.appends++;
+    return PP_OK;
+}
+
+uint64_t gw_remote_held(const struct gw_remote_sequence *sequence, uint32_t layer)
+{
+    struct gw_remote_sequence *mine = (struct gw_remote_sequence *)(uintptr_t)sequence;
+    fake.held_calls++;
+    if (fake.forget) {
+        return 0;
+    }
+    if (fake.ack_every != 0 && fake.held_calls % fake.ack_every == 0) {
+        mine->acknowledged[layer] = mine->given[layer];
+    }
+    return mine->acknowledged[layer];
+}
+
+enum pp_status gw_remote_flush(struct gw_remote_sequence *sequence)
+{
+    fake.flushes++;
+    memcpy(sequence->acknowledged, sequence->given, sizeof(sequence->given));
+    return PP_OK;
+}
+
+enum pp_status gw_remote_seal(struct gw_remote_sequence *sequence,
+                              void (*progress)(void *context, uint64_t indexed, uint64_t total),
+                              void *context)
+{
+    fake.flushes++;
+    memcpy(sequence->acknowledged, sequence->given, sizeof(sequence->given));
+    if (progress != NULL) {
+        progress(context, sequence->given[0], sequence->given[0]);
+    }
+    return PP_OK;
+}
+
+enum pp_status gw_remote_truncate(struct gw_remote_sequence *sequence, uint64_t held_tokens)
+{
+    assert_false(sequence->in_flight);
+    fake.truncates++;
+    if (fake.answer != PP_OK) {
+        return fake.answer;
+    }
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        assert_true(held_tokens <= sequence->given[i]);
+        sequence->given[i] = held_tokens;
+        sequence->acknowledged[i] =
+            sequence->acknowledged[i] < held_tokens ? sequence->acknowledged[i] : held_tokens;
+    }
+    return PP_OK;
+}
+
+enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
+                                      const struct gw_remote_attend *attend)
+{
+    assert_false(sequence->in_flight);
+    assert_true(attend->held_tokens > 0);
+    assert_true(attend->held_tokens <= sequence->acknowledged[attend->layer]);
+    sequence->asked = *attend;
+    fake.asked = attend->estimator.kind;
+    sequence->in_flight = true;
+    return PP_OK;
+}
+
+static void fake_attend_head(const struct gw_remote_sequence *sequence, uint32_t head,
+                             struct gw_remote_answer *answer)
+{
+    const struct pp_shape *shape = &sequence->config.shape;
+    uint32_t dim = shape->head_dim, kv_head = head / (shape->q_heads / shape->kv_heads);
+    double top = -INFINITY, sum = 0.0, o[64] = {0};
+    for (uint32_t pass = 0; pass < 2; pass++) {
+        for (uint64_t i = 0; i < sequence->asked.held_tokens; i++) {
+            const float *k = sequence->k[sequence->asked.layer] + i * WIDTH + kv_head * dim;
+            const float *v = sequence->v[sequence->asked.layer] + i * WIDTH + kv_head * dim;
+            double score = 0.0;
+            for (uint32_t j = 0; j < dim; j++) {
+                score += (double)sequence->asked.q[head * dim + j] * (double)k[j];
+            }
+            score *= (double)shape->scale;
+            top = pass == 0 && score > top ? score : top;
+            double weight = pass == 0 ? 0.0 : exp(score - top);
+            sum += weight;
+            for (uint32_t j = 0; j < dim; j++) {
+                o[j] += weight * (double)v[j];
+            }
+        }
+    }
+    double stretch = sequence->asked.estimator.kind == PP_EXACT ? 0.0 : (double)fake.stretch;
+    for (uint32_t j = 0; j < dim; j++) {
+        answer->o[head * dim + j] = (float)(o[j] / sum * (1.0 + stretch));
+    }
+    answer->lse[head] = (float)(top + log(sum));
+}
+
+enum pp_status gw_remote_attend_wait(struct gw_remote_sequence *sequence,
+                                     struct gw_remote_answer *answer)
+{
+    assert_true(sequence->in_flight);
+    sequence->in_flight = false;
+    fake.attends++;
+    if (fake.answer != PP_OK) {
+        return fake.answer;
+    }
+    for (uint32_t head = 0; head < sequence->config.shape.q_heads; head++) {
+        fake_attend_head(sequence, head, answer);
+    }
+    answer->keys_held = sequence->asked.held_tokens * 2;
+    answer->keys_read = sequence->asked.held_tokens;
+    answer->node_us = 3;
+    answer->network_us = 5;
+    answer->estimator_used = sequence->asked.layer == 1;
+    return PP_OK;
+}
+
+const char *gw_remote_error(const struct gw_remote_sequence *sequence)
+{
+    (void)sequence;
+    return fake.answer == PP_OK ? "" : "node b is gone";
+}
+
+void gw_remote_tokens_held(struct gw_remote_sequence *sequence, uint64_t *tokens_out)
+{
+    tokens_out[0] = sequence->acknowledged[0];
+}
+
+/* The model. */
+
+struct tiny {
+    struct gguf_build build;
+    struct gw_gguf *gguf;
+    struct gw_device *device;
+    struct gw_engine *engine;
+    uint32_t ids[TOKENS];
+};
+
+static struct tiny tiny_new(uint32_t chunk_tokens, enum pp_dtype dtype)
+{
+    struct tiny made = {0};
+    char error[256];
+    struct pp_rng rng = {.seed = SEED};
+    gguf_build_begin(&made.build);
+    gguf_build_llama_keys(&made.build, &TINY);
+    uint64_t bytes = gguf_build_llama_tensors(&made.build, &TINY, NULL);
+    gguf_build_data(&made.build, bytes);
+    uint8_t *data = made.build.data + made.build.bytes - bytes;
+    for (uint64_t i = 0; i < bytes; i += sizeof(float)) {
+        float value = (float)pp_rng_normal(&rng) * 0.4f;
+        memcpy(data + i, &value, sizeof(value));
+    }
+    assert_int_equal(
+        gw_gguf_parse(made.build.data, made.build.bytes, error, sizeof(error), &made.gguf), PP_OK);
+    assert_int_equal(gw_host_device_new(2, &made.device), PP_OK);
+    struct gw_engine_config config = {.device = made.device,
+                                      .gguf = made.gguf,
+                                      .kv_dtype = dtype,
+                                      .tokens_max = TOKENS,
+                                      .chunk_tokens = chunk_tokens,
+                                      .clock = pp_clock_system()};
+    assert_int_equal(gw_engine_new(&config, error, sizeof(error), &made.engine), PP_OK);
+    for (uint32_t i = 0; i < TOKENS; i++) {
+        made.ids[i] = (uint32_t)(pp_rng_u64(&rng) % (VOCAB - 1));
+    }
+    return made;
+}
+
+static void tiny_free(struct tiny *tiny)
+{
+    gw_engine_destroy(tiny->engine);
+    tiny->device->ops->destroy(tiny->device);
+    gw_gguf_close(tiny->gguf);
+    gguf_build_free(&tiny->build);
+}
+
+static struct gw_sequence *open_kept(struct tiny *tiny, struct gw_remote *remote, uint32_t kept)
+{
+    struct gw_sequence *sequence;
+    struct gw_sequence_options options = {.remote = remote,
+                                          .estimator = {.kind = PP_EXACT},
+                                          .step_seed = 1,
+                                          .tokens_expected = TOKENS,
+                                          .tokens_kept = kept};
+    assert_int_equal(gw_sequence_open(tiny->engine, &options, &sequence), PP_OK);
+    return sequence;
+}
+
+static double largest_difference(const float *a, const float *b, uint32_t count)
+{
+    double most = 0.0;
+    for (uint32_t i = 0; i < count; i++) {
+        double difference = fabs((double)a[i] - (double)b[i]);
+        most = difference > most ? difference : most;
+    }
+    return most;
+}
+
+#endif
