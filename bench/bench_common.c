@@ -197,3 +197,38 @@ void bench_node_stop(struct bench_node *node)
     }
     memset(node, 0, sizeof(*node));
 }
+
+enum pp_status bench_nodes_start(const char *program, uint64_t count, const char *const *extra,
+                                 struct bench_nodes *nodes_out)
+{
+    char built[512];
+    size_t used = 0;
+    memset(nodes_out, 0, sizeof(*nodes_out));
+    if (count == 0 || count > BENCH_NODES_MAX) {
+        return PP_OUT_OF_RANGE;
+    }
+    if (program == NULL || program[0] == '\0') {
+        PP_TRY(bench_built_program("attn-node/attn-node", built, sizeof(built)));
+        program = built;
+    }
+    for (uint32_t i = 0; i < count; ++i) {
+        enum pp_status status = bench_node_start(program, extra, &nodes_out->node[i]);
+        if (status != PP_OK) {
+            bench_nodes_stop(nodes_out);
+            return status;
+        }
+        nodes_out->count = i + 1;
+        used += (size_t)snprintf(nodes_out->text + used, sizeof(nodes_out->text) - used,
+                                 "%snode%u=127.0.0.1:%d", i == 0 ? "" : ",", i,
+                                 nodes_out->node[i].port);
+    }
+    return PP_OK;
+}
+
+void bench_nodes_stop(struct bench_nodes *nodes)
+{
+    for (uint32_t i = 0; i < nodes->count; ++i) {
+        bench_node_stop(&nodes->node[i]);
+    }
+    nodes->count = 0;
+}

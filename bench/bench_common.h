@@ -40,4 +40,20 @@ PP_MUST_USE enum pp_status bench_node_start(const char *program, const char *con
                                             struct bench_node *node_out);
 void bench_node_stop(struct bench_node *node);
 
+/* Several of them, with the names and addresses that --nodes of a worker takes:
+ * "node0=127.0.0.1:40001,node1=...". */
+#define BENCH_NODES_MAX 16u
+struct bench_nodes {
+    struct bench_node node[BENCH_NODES_MAX];
+    uint32_t count;
+    char text[BENCH_NODES_MAX * 32u];
+};
+
+/* As bench_node_start, `count` times; program NULL or "": attn-node of this program's build.
+ * PP_OUT_OF_RANGE: none or too many. Nothing is left running on an error. */
+PP_MUST_USE enum pp_status bench_nodes_start(const char *program, uint64_t count,
+                                             const char *const *extra,
+                                             struct bench_nodes *nodes_out);
+void bench_nodes_stop(struct bench_nodes *nodes);
+
 #endif

@@ -76,7 +76,7 @@ static const struct pp_option options[] = {
 };
 
 struct bench {
-    struct bench_node node;
+    struct bench_nodes nodes;
     struct gw_worker worker;
     struct gw_eval_text text;
     struct gw_progress progress;
@@ -100,13 +100,10 @@ static double index_bytes(const struct pp_estimator *estimator, uint32_t dim, ui
 
 static enum pp_status open_all(struct bench *bench)
 {
-    char program[512], nodes[64];
     const char *const extra[] = {INDEX_TOKENS_MIN, NULL};
-    PP_TRY(bench_built_program("attn-node/attn-node", program, sizeof(program)));
-    PP_TRY(bench_node_start(program, extra, &bench->node));
-    snprintf(nodes, sizeof(nodes), "node=127.0.0.1:%d", bench->node.port);
+    PP_TRY(bench_nodes_start(NULL, 1, extra, &bench->nodes));
     struct gw_worker_options worker = {.model = settings.model,
-                                       .nodes = nodes,
+                                       .nodes = bench->nodes.text,
                                        .context = settings.context,
                                        .hash_seed = 1,
                                        .node_timeout_us = NODE_TIMEOUT_US,
@@ -245,7 +242,7 @@ int main(int argc, char **argv)
         }
         gw_eval_text_free(&bench.text);
         gw_worker_close(&bench.worker);
-        bench_node_stop(&bench.node);
+        bench_nodes_stop(&bench.nodes);
     }
     pp_options_destroy(parsed);
     return status == PP_OK ? 0 : 1;
