@@ -191,8 +191,11 @@ static enum pp_status append_rows(struct an_layer *layer, const struct an_append
 {
     while (first < append->count) {
         PP_TRY(ensure_extent(layer));
-        if (append->bulk || append->segment_given) {
+        bool bulk = append->bulk || append->segment_given;
+        if (bulk) {
             layer->tail_bulk = true;
+        } else {
+            an_extent_settle(layer->extent);
         }
         uint32_t room = tail_room(layer);
         uint64_t left = append->count - first;
@@ -200,7 +203,7 @@ static enum pp_status append_rows(struct an_layer *layer, const struct an_append
         if (take > 0) {
             uint32_t rows = layer->tail_count + take;
             PP_TRY(an_layer_reserve_index(layer, rows));
-            PP_TRY(an_extent_commit(layer->extent, layer->tail_begin + rows));
+            PP_TRY(an_extent_commit(layer->extent, layer->tail_begin + rows, bulk));
             copy_rows(layer, append, first, take);
             stage_codes(layer, append, first, take);
             layer->tail_count = rows;

@@ -16,11 +16,13 @@ static uint64_t round_up(uint64_t value, uint64_t multiple)
 }
 
 /* The committed size for `used` bytes of a kv head: a granule is a power of two near used / 8, so
- * that at most an eighth is unused once the part is larger than a few granules. */
-static uint64_t committed_target(uint64_t used_bytes, uint64_t head_bytes)
+ * that at most an eighth is unused once the part is larger than a few granules; near `used` in
+ * bulk, as the rest of it will be used soon. */
+static uint64_t committed_target(uint64_t used_bytes, uint64_t head_bytes, bool bulk)
 {
     uint64_t granule = GRANULE_BYTES_MIN;
-    while (granule < PP_HUGE_PAGE_BYTES && granule * 16 <= used_bytes) {
+    uint64_t share = bulk ? 2 : 16;
+    while (granule < PP_HUGE_PAGE_BYTES && granule * share <= used_bytes) {
         granule *= 2;
     }
     uint64_t target = round_up(used_bytes, granule);
@@ -86,7 +88,7 @@ static void extent_decommit(struct an_extent *extent, uint32_t heads, uint64_t b
     }
 }
 
-enum pp_status an_extent_commit(struct an_extent *extent, uint32_t rows)
+enum pp_status an_extent_commit(struct an_extent *extent, uint32_t rows, bool bulk)
 {
     PP_ASSERT(rows <= AN_EXTENT_ROWS);
     uint64_t used_bytes = rows * extent->row_bytes;
@@ -95,7 +97,7 @@ enum pp_status an_extent_commit(struct an_extent *extent, uint32_t rows)
         return PP_OK;
     }
     struct an_store *store = extent->store;
-    uint64_t end = committed_target(used_bytes, extent->head_bytes);
+    uint64_t end = committed_target(used_bytes, extent->head_bytes, bulk);
     uint64_t charge = (end - begin) * extent->kv_heads;
     if (pp_limit_reserve(store->limit, PP_MEMORY_KV, charge) != PP_OK) {
         /* Near the limit take only what is needed. */
@@ -121,14 +123,23 @@ enum pp_status an_extent_commit(struct an_extent *extent, uint32_t rows)
     return PP_OK;
 }
 
-void an_extent_trim(struct an_extent *extent)
+static void shrink(struct an_extent *extent, uint64_t keep_bytes)
 {
-    uint64_t keep = round_up(extent->filled * extent->row_bytes, PP_PAGE_BYTES);
-    if (keep >= extent->committed_bytes) {
+    if (keep_bytes >= extent->committed_bytes) {
         return;
     }
-    extent_decommit(extent, extent->kv_heads, keep, extent->committed_bytes);
+    extent_decommit(extent, extent->kv_heads, keep_bytes, extent->committed_bytes);
     pp_limit_release(extent->store->limit, PP_MEMORY_KV,
-                     (extent->committed_bytes - keep) * extent->kv_heads);
-    extent->committed_bytes = keep;
+                     (extent->committed_bytes - keep_bytes) * extent->kv_heads);
+    extent->committed_bytes = keep_bytes;
+}
+
+void an_extent_settle(struct an_extent *extent)
+{
+    shrink(extent, committed_target(extent->filled * extent->row_bytes, extent->head_bytes, false));
+}
+
+void an_extent_trim(struct an_extent *extent)
+{
+    shrink(extent, round_up(extent->filled * extent->row_bytes, PP_PAGE_BYTES));
 }

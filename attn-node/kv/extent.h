@@ -9,6 +9,7 @@
 #ifndef PIGPEN_ATTN_NODE_KV_EXTENT_H
 #define PIGPEN_ATTN_NODE_KV_EXTENT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "attn-node/kernels/kernels.h"
@@ -36,8 +37,13 @@ void an_extent_acquire(struct an_extent *extent);
 void an_extent_release(struct an_extent *extent);
 
 /* Makes rows [0, rows) of every kv head usable. Commits in granules of an eighth of what is in use,
- * 16 KiB to 2 MiB. PP_MEMORY: nothing changed. */
-PP_MUST_USE enum pp_status an_extent_commit(struct an_extent *extent, uint32_t rows);
+ * 16 KiB to 2 MiB; in bulk of as much again as is in use, so that whole huge pages come from the
+ * third MiB on (a page fault costs five times the zeroing of its page). PP_MEMORY: nothing
+ * changed. */
+PP_MUST_USE enum pp_status an_extent_commit(struct an_extent *extent, uint32_t rows, bool bulk);
+
+/* Bulk rows have ended: gives back what was committed for more of them. */
+void an_extent_settle(struct an_extent *extent);
 
 /* Gives the memory past `filled` back: the writer has left. */
 void an_extent_trim(struct an_extent *extent);

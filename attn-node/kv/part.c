@@ -205,6 +205,9 @@ enum pp_status an_part_seal(struct an_part *part, const uint32_t *layers, uint32
         struct an_layer *layer = &part->layers[layer_count > 0 ? layers[i] : i];
         uint32_t before = layer->view_count;
         PP_TRY(an_layer_seal(layer));
+        if (layer->extent != NULL) {
+            an_extent_settle(layer->extent);
+        }
         an_layer_schedule(layer, before);
         an_layer_account_tail(layer);
         segments += layer->view_count - before;
