@@ -180,39 +180,3 @@ void pp_dtype_to_f32(enum pp_dtype dtype, const void *values, uint64_t count, fl
         break;
     }
 }
-
-/* The magnitude's bits of a value that is allowed are at most those of the bound: NaN and infinity
- * have larger ones, so one integer comparison covers all. */
-static bool halves_within(const uint8_t *values, uint64_t count, uint16_t bits_max)
-{
-    uint32_t worst = 0;
-    for (uint64_t i = 0; i < count; ++i) {
-        uint16_t half;
-        memcpy(&half, values + 2 * i, sizeof(half));
-        uint32_t magnitude = half & 0x7fffu;
-        worst = magnitude > worst ? magnitude : worst;
-    }
-    return worst <= bits_max;
-}
-
-enum pp_status pp_dtype_check_finite(enum pp_dtype dtype, const void *values, uint64_t count)
-{
-    const uint8_t *bytes = values;
-    uint32_t bound;
-    const float magnitude_max = PP_MAGNITUDE_MAX;
-    memcpy(&bound, &magnitude_max, sizeof(bound));
-    if (dtype == PP_BF16) {
-        return halves_within(bytes, count, (uint16_t)(bound >> 16)) ? PP_OK : PP_NON_FINITE;
-    }
-    if (dtype == PP_F16) {
-        return halves_within(bytes, count, 0x7bff) ? PP_OK : PP_NON_FINITE;
-    }
-    uint32_t worst = 0;
-    for (uint64_t i = 0; i < count; ++i) {
-        uint32_t bits;
-        memcpy(&bits, bytes + 4 * i, sizeof(bits));
-        bits &= 0x7fffffffu;
-        worst = bits > worst ? bits : worst;
-    }
-    return worst <= bound ? PP_OK : PP_NON_FINITE;
-}

@@ -67,7 +67,8 @@ static inline uint64_t pp_row_bytes(uint32_t head_dim, enum pp_dtype dtype)
 void pp_dtype_from_f32(enum pp_dtype dtype, const float *values, uint64_t count, void *out);
 void pp_dtype_to_f32(enum pp_dtype dtype, const void *values, uint64_t count, float *out);
 
-/* PP_NON_FINITE when a value is not finite or its magnitude is above PP_MAGNITUDE_MAX. */
+/* PP_NON_FINITE when a value, of any alignment, is not finite or its magnitude is above
+ * PP_MAGNITUDE_MAX. */
 PP_MUST_USE enum pp_status pp_dtype_check_finite(enum pp_dtype dtype, const void *values,
                                                  uint64_t count);
 
