@@ -16,6 +16,7 @@
 #include "common/attn/shape.h"
 #include "common/base/clock.h"
 #include "common/base/limits.h"
+#include "common/base/span.h"
 #include "common/base/stat.h"
 #include "common/base/status.h"
 #include "common/mem/pages.h"
@@ -71,18 +72,14 @@ struct an_append_args {
     bool bulk;
     bool checksum_given;
     uint32_t crc32c; /* of payload */
-    const uint8_t *payload;
-    uint64_t payload_bytes;
+    /* Where they came, of any alignment and in any number of pieces; data NULL: not given. */
+    struct pp_span payload;
     enum pp_dtype dtype; /* of K and V as sent; NONE: not said */
-    /* sections: NULL data when absent */
-    const uint8_t *k, *v; /* [token][kv head][dim] of the part's dtype */
-    uint64_t k_bytes, v_bytes;
-    bool segment_given; /* the worker's border */
+    struct pp_span k, v; /* [token][kv head][dim] */
+    bool segment_given;  /* the worker's border */
     uint64_t segment_begin, segment_count;
-    const uint8_t *signatures; /* [token][kv head][l] u16 */
-    uint64_t signature_bytes;
-    const uint8_t *centre; /* [kv head][dim] f32 */
-    uint64_t centre_bytes;
+    struct pp_span signatures; /* [token][kv head][l] u16 */
+    struct pp_span centre;     /* [kv head][dim] f32 */
     /* out; held_tokens also when the status is PP_APPEND_GAP (expected_start) */
     uint64_t held_tokens;
     bool duplicate;

@@ -99,19 +99,14 @@ static struct an_append append_of(const struct an_append_args *args)
         .checksum_given = args->checksum_given,
         .crc32c = args->crc32c,
         .payload = args->payload,
-        .payload_bytes = args->payload_bytes,
         .dtype = args->dtype,
         .k = args->k,
         .v = args->v,
-        .k_bytes = args->k_bytes,
-        .v_bytes = args->v_bytes,
         .segment_given = args->segment_given,
         .segment_begin = args->segment_begin,
         .segment_count = args->segment_count,
         .signatures = args->signatures,
-        .signature_bytes = args->signature_bytes,
         .centre = args->centre,
-        .centre_bytes = args->centre_bytes,
     };
 }
 

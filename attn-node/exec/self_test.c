@@ -114,10 +114,8 @@ static enum pp_status fill_part(struct an_exec *exec, struct fixture *fixture)
         .part = {fixture->handle, 1},
         .count = TOKENS,
         .bulk = true,
-        .k = (const uint8_t *)fixture->k_wire,
-        .v = (const uint8_t *)fixture->v_wire,
-        .k_bytes = bytes,
-        .v_bytes = bytes,
+        .k = pp_span_of(fixture->k_wire, bytes),
+        .v = pp_span_of(fixture->v_wire, bytes),
     };
     PP_TRY(an_exec_append(exec, job));
     uint64_t segments;

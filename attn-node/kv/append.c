@@ -9,7 +9,15 @@
 
 #include "common/base/assert.h"
 
-static uint64_t token_bytes(const struct an_params *params)
+#define COPY_BLOCK_TOKENS 64u
+
+/* The rows of an append that are not stored yet. */
+struct rest {
+    struct pp_span k, v, signatures;
+};
+
+/* K or V of one token and kv head. */
+static uint64_t value_bytes(const struct an_params *params)
 {
     return (uint64_t)params->dim * pp_dtype_bytes(params->dtype);
 }
@@ -19,7 +27,8 @@ static bool overlap_equal(const struct an_layer *layer, const struct an_append *
                           uint64_t count)
 {
     const struct an_params *params = layer->params;
-    uint64_t value_bytes = token_bytes(params);
+    uint64_t bytes = value_bytes(params);
+    struct pp_span k = append->k, v = append->v;
     uint32_t index = an_layer_find(layer, append->start);
     struct an_stretch stretch = an_layer_stretch(layer, index, an_layer_held(layer));
     for (uint64_t i = 0; i < count; i++) {
@@ -31,9 +40,8 @@ static bool overlap_equal(const struct an_layer *layer, const struct an_append *
         uint32_t row = stretch.base + stretch.begin + (uint32_t)(held - stretch.held_begin);
         for (uint32_t head = 0; head < params->kv_heads; head++) {
             const uint8_t *stored = an_extent_row(stretch.extent, head, row);
-            uint64_t offset = (i * params->kv_heads + head) * value_bytes;
-            if (memcmp(stored, append->k + offset, value_bytes) != 0 ||
-                memcmp(stored + params->v_offset, append->v + offset, value_bytes) != 0) {
+            if (!pp_span_equals(&k, stored, bytes) ||
+                !pp_span_equals(&v, stored + params->v_offset, bytes)) {
                 return false;
             }
         }
@@ -41,21 +49,40 @@ static bool overlap_equal(const struct an_layer *layer, const struct an_append *
     return true;
 }
 
-static void copy_rows(struct an_layer *layer, const struct an_append *append, uint64_t first,
-                      uint32_t count)
+/* Copies `count` tokens of K (offset 0) or V (v_offset) to rows from `to` on. Tokens that lie whole
+ * in a run go head by head, so that a head's rows are written in order; blocks keep what is read
+ * in the cache meanwhile. */
+static void copy_values(const struct an_layer *layer, uint32_t to, uint32_t offset, uint32_t count,
+                        struct pp_span *values)
 {
     const struct an_params *params = layer->params;
-    uint64_t value_bytes = token_bytes(params);
-    uint32_t to = layer->tail_begin + layer->tail_count;
-    for (uint32_t head = 0; head < params->kv_heads; head++) {
-        uint8_t *row = an_extent_row(layer->extent, head, to);
-        for (uint32_t i = 0; i < count; i++) {
-            uint64_t offset = ((first + i) * params->kv_heads + head) * value_bytes;
-            memcpy(row, append->k + offset, value_bytes);
-            memcpy(row + params->v_offset, append->v + offset, value_bytes);
-            row += params->row_bytes;
+    uint64_t bytes = value_bytes(params);
+    uint64_t token_bytes = bytes * params->kv_heads;
+    while (count > 0) {
+        uint64_t whole = values->run / token_bytes;
+        whole = whole < count ? whole : count;
+        whole = whole < COPY_BLOCK_TOKENS ? whole : COPY_BLOCK_TOKENS;
+        for (uint32_t head = 0; head < params->kv_heads; head++) {
+            uint8_t *row = an_extent_row(layer->extent, head, to) + offset;
+            if (whole == 0) {
+                pp_span_read(values, row, bytes);
+            }
+            for (uint64_t i = 0; i < whole; i++) {
+                memcpy(row, values->data + i * token_bytes + head * bytes, bytes);
+                row += params->row_bytes;
+            }
         }
+        pp_span_skip(values, whole * token_bytes);
+        to += whole > 0 ? (uint32_t)whole : 1;
+        count -= whole > 0 ? (uint32_t)whole : 1;
     }
+}
+
+static void copy_rows(struct an_layer *layer, uint32_t count, struct rest *rest)
+{
+    uint32_t to = layer->tail_begin + layer->tail_count;
+    copy_values(layer, to, 0, count, &rest->k);
+    copy_values(layer, to, layer->params->v_offset, count, &rest->v);
 }
 
 /* How many more rows the tail may take before it closes. */
@@ -72,25 +99,28 @@ static uint32_t tail_room(const struct an_layer *layer)
     return left < room ? left : room;
 }
 
-/* Signatures of rows [first, first + count) of the append into the staging, table-major. */
-static void stage_codes(struct an_layer *layer, const struct an_append *append, uint64_t first,
-                        uint32_t count)
+/* Signatures of the next `count` rows into the staging, table-major. */
+static void stage_codes(struct an_layer *layer, uint32_t count, struct rest *rest)
 {
     struct an_staging *staging = &layer->staging;
     const struct an_params *params = layer->params;
-    if (staging->codes == NULL || append->signatures == NULL ||
-        staging->code_rows != layer->tail_count) {
+    uint32_t tables = params->index.estimator.l;
+    if (rest->signatures.data == NULL) {
         return;
     }
-    uint32_t tables = params->index.estimator.l;
+    if (staging->codes == NULL || staging->code_rows != layer->tail_count) {
+        pp_span_skip(&rest->signatures,
+                     (uint64_t)count * params->kv_heads * tables * sizeof(uint16_t));
+        return;
+    }
+    uint16_t codes[PP_LSH_L_MAX];
     for (uint32_t i = 0; i < count; i++) {
         for (uint32_t head = 0; head < params->kv_heads; head++) {
-            uint64_t from = ((first + i) * params->kv_heads + head) * tables;
             uint16_t *to =
                 staging->codes + (uint64_t)head * tables * staging->stride + staging->code_rows + i;
+            pp_span_read(&rest->signatures, codes, tables * sizeof(uint16_t));
             for (uint32_t table = 0; table < tables; table++) {
-                memcpy(to + table * staging->stride,
-                       append->signatures + (from + table) * sizeof(uint16_t), sizeof(uint16_t));
+                to[table * staging->stride] = codes[table];
             }
         }
     }
@@ -105,19 +135,20 @@ static void staging_open(struct an_layer *layer, const struct an_append *append)
     struct an_store *store = params->store;
     staging->open = true;
     staging->count = (uint32_t)append->segment_count;
-    if (append->centre == NULL || an_layer_index_bytes(layer, staging->count) == 0) {
+    if (append->centre.data == NULL || an_layer_index_bytes(layer, staging->count) == 0) {
         return;
     }
-    if (pp_limit_reserve(store->limit, PP_MEMORY_SCRATCH, append->centre_bytes) == PP_OK) {
-        staging->centre = malloc(append->centre_bytes);
+    if (pp_limit_reserve(store->limit, PP_MEMORY_SCRATCH, append->centre.bytes) == PP_OK) {
+        staging->centre = malloc(append->centre.bytes);
         if (staging->centre == NULL) {
-            pp_limit_release(store->limit, PP_MEMORY_SCRATCH, append->centre_bytes);
+            pp_limit_release(store->limit, PP_MEMORY_SCRATCH, append->centre.bytes);
             return;
         }
-        memcpy(staging->centre, append->centre, append->centre_bytes);
-        staging->centre_bytes = append->centre_bytes;
+        struct pp_span centre = append->centre;
+        pp_span_read(&centre, staging->centre, centre.bytes);
+        staging->centre_bytes = append->centre.bytes;
     }
-    if (append->signatures == NULL || staging->centre == NULL) {
+    if (append->signatures.data == NULL || staging->centre == NULL) {
         return;
     }
     staging->stride = (staging->count + 31u) & ~31ull;
@@ -154,9 +185,9 @@ static enum pp_status follow_segment(struct an_layer *layer, const struct an_app
     struct an_staging *staging = &layer->staging;
     bool same = staging->open && append->segment_begin == layer->sealed_tokens &&
                 append->segment_count == staging->count;
+    struct pp_span centre = append->centre;
     if (same && staging->centre != NULL &&
-        (append->centre == NULL ||
-         memcmp(staging->centre, append->centre, staging->centre_bytes) != 0)) {
+        (centre.data == NULL || !pp_span_equals(&centre, staging->centre, centre.bytes))) {
         same = false;
     }
     if (!same) {
@@ -189,6 +220,14 @@ static enum pp_status ensure_extent(struct an_layer *layer)
 static enum pp_status append_rows(struct an_layer *layer, const struct an_append *append,
                                   uint64_t first)
 {
+    const struct an_params *params = layer->params;
+    uint64_t skip = first * params->kv_heads;
+    struct rest rest = {append->k, append->v, append->signatures};
+    pp_span_skip(&rest.k, skip * value_bytes(params));
+    pp_span_skip(&rest.v, skip * value_bytes(params));
+    if (rest.signatures.data != NULL) {
+        pp_span_skip(&rest.signatures, skip * params->index.estimator.l * sizeof(uint16_t));
+    }
     while (first < append->count) {
         PP_TRY(ensure_extent(layer));
         bool bulk = append->bulk || append->segment_given;
@@ -204,8 +243,8 @@ static enum pp_status append_rows(struct an_layer *layer, const struct an_append
             uint32_t rows = layer->tail_count + take;
             PP_TRY(an_layer_reserve_index(layer, rows));
             PP_TRY(an_extent_commit(layer->extent, layer->tail_begin + rows, bulk));
-            copy_rows(layer, append, first, take);
-            stage_codes(layer, append, first, take);
+            copy_rows(layer, take, &rest);
+            stage_codes(layer, take, &rest);
             layer->tail_count = rows;
             layer->extent->filled = layer->tail_begin + rows;
             first += take;

@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "attn-node/kv/layer.h"
+#include "common/base/span.h"
 
 struct an_append {
     uint64_t start; /* held index */
@@ -23,17 +24,14 @@ struct an_append {
     bool bulk;
     bool checksum_given;
     uint32_t crc32c; /* of payload */
-    const uint8_t *payload;
-    uint64_t payload_bytes;
-    enum pp_dtype dtype;  /* of K and V as sent; NONE: not said */
-    const uint8_t *k, *v; /* [token][kv head][dim]; unaligned */
-    uint64_t k_bytes, v_bytes;
-    bool segment_given; /* the worker's border */
+    /* Where they came, of any alignment and in any number of pieces; data NULL: not given. */
+    struct pp_span payload;
+    enum pp_dtype dtype; /* of K and V as sent; NONE: not said */
+    struct pp_span k, v; /* [token][kv head][dim] */
+    bool segment_given;  /* the worker's border */
     uint64_t segment_begin, segment_count;
-    const uint8_t *signatures; /* [token][kv head][l] u16; unaligned; NULL: none */
-    uint64_t signature_bytes;
-    const uint8_t *centre; /* [kv head][dim] f32; unaligned; NULL: none */
-    uint64_t centre_bytes;
+    struct pp_span signatures; /* [token][kv head][l] u16 */
+    struct pp_span centre;     /* [kv head][dim] f32 */
 };
 
 /* Everything that can be refused without looking at what is held: sizes, dtype, checksum, values,

@@ -4,9 +4,6 @@
  */
 #include "attn-node/kv/append.h"
 
-#include <math.h>
-#include <string.h>
-
 #include "common/base/crc32c.h"
 
 static enum pp_status refuse(enum pp_status status, const char *detail, const char **detail_out)
@@ -44,12 +41,40 @@ static enum pp_status check_sizes(const struct an_params *params, const struct a
     }
     uint64_t row_values = (uint64_t)params->kv_heads * params->dim;
     uint64_t bytes = append->count * row_values * pp_dtype_bytes(params->dtype);
-    if (append->k == NULL || append->v == NULL || append->k_bytes != bytes ||
-        append->v_bytes != bytes) {
+    if (append->k.data == NULL || append->v.data == NULL || append->k.bytes != bytes ||
+        append->v.bytes != bytes) {
         return refuse(PP_INVALID_ARGUMENT, "K and V must have count x kv heads x dim values each",
                       detail_out);
     }
     return PP_OK;
+}
+
+/* Run by run; a value that two pieces share is put together first. */
+static enum pp_status check_values(enum pp_dtype dtype, struct pp_span values)
+{
+    uint32_t width = pp_dtype_bytes(dtype);
+    while (values.bytes > 0) {
+        uint64_t whole = values.run / width;
+        if (whole > 0) {
+            PP_TRY(pp_dtype_check_finite(dtype, values.data, whole));
+            pp_span_skip(&values, whole * width);
+        } else {
+            uint32_t one = 0;
+            pp_span_read(&values, &one, width);
+            PP_TRY(pp_dtype_check_finite(dtype, &one, 1));
+        }
+    }
+    return PP_OK;
+}
+
+static uint32_t checksum(struct pp_span bytes)
+{
+    uint32_t crc = 0;
+    while (bytes.bytes > 0) {
+        crc = pp_crc32c(crc, bytes.data, bytes.run);
+        pp_span_skip(&bytes, bytes.run);
+    }
+    return crc;
 }
 
 static enum pp_status check_codes(const struct an_params *params, const struct an_append *append,
@@ -59,17 +84,20 @@ static enum pp_status check_codes(const struct an_params *params, const struct a
     if (estimator->kind != PP_LSH) {
         return refuse(PP_INVALID_ARGUMENT, "signatures are for lsh", detail_out);
     }
-    uint64_t codes = (uint64_t)append->count * params->kv_heads * estimator->l;
-    if (append->signature_bytes != codes * sizeof(uint16_t)) {
+    uint64_t rows = (uint64_t)append->count * params->kv_heads;
+    if (append->signatures.bytes != rows * estimator->l * sizeof(uint16_t)) {
         return refuse(PP_INVALID_ARGUMENT, "signatures must have count x kv heads x l codes",
                       detail_out);
     }
     /* A code is an index into 2^k buckets. */
+    uint16_t codes[PP_LSH_L_MAX];
     uint16_t all = 0;
-    for (uint64_t i = 0; i < codes; i++) {
-        uint16_t code;
-        memcpy(&code, append->signatures + i * sizeof(code), sizeof(code));
-        all |= code;
+    struct pp_span signatures = append->signatures;
+    for (uint64_t row = 0; row < rows; row++) {
+        pp_span_read(&signatures, codes, estimator->l * sizeof(uint16_t));
+        for (uint32_t i = 0; i < estimator->l; i++) {
+            all |= codes[i];
+        }
     }
     if (((uint32_t)all >> estimator->k) != 0) {
         return refuse(PP_INVALID_ARGUMENT, "a signature has bits above k", detail_out);
@@ -81,7 +109,7 @@ static enum pp_status check_segment(const struct an_params *params, const struct
                                     const char **detail_out)
 {
     if (!append->segment_given) {
-        if (append->signatures != NULL || append->centre != NULL) {
+        if (append->signatures.data != NULL || append->centre.data != NULL) {
             return refuse(PP_INVALID_ARGUMENT, "signatures and centre need a segment", detail_out);
         }
         return PP_OK;
@@ -92,38 +120,21 @@ static enum pp_status check_segment(const struct an_params *params, const struct
         return refuse(PP_INVALID_ARGUMENT, "the rows do not lie in their segment", detail_out);
     }
     uint64_t values = (uint64_t)params->kv_heads * params->dim;
-    if (append->centre != NULL) {
-        if (append->centre_bytes != values * sizeof(float)) {
+    if (append->centre.data != NULL) {
+        if (append->centre.bytes != values * sizeof(float)) {
             return refuse(PP_INVALID_ARGUMENT, "a centre has kv heads x dim f32", detail_out);
         }
-        for (uint64_t i = 0; i < values; i++) {
-            float value;
-            memcpy(&value, append->centre + i * sizeof(value), sizeof(value));
-            if (!(fabsf(value) <= PP_MAGNITUDE_MAX)) {
-                return refuse(PP_NON_FINITE, "a centre is not finite", detail_out);
-            }
+        if (check_values(PP_F32, append->centre) != PP_OK) {
+            return refuse(PP_NON_FINITE, "a centre is not finite", detail_out);
         }
     }
-    if (append->signatures == NULL) {
+    if (append->signatures.data == NULL) {
         return PP_OK;
     }
-    if (append->centre == NULL) {
+    if (append->centre.data == NULL) {
         return refuse(PP_INVALID_ARGUMENT, "signatures need a centre", detail_out);
     }
     return check_codes(params, append, detail_out);
-}
-
-/* Values of an unaligned section, a piece at a time through aligned memory. */
-static enum pp_status check_values(enum pp_dtype dtype, const uint8_t *values, uint64_t bytes)
-{
-    uint64_t piece[512];
-    for (uint64_t offset = 0; offset < bytes; offset += sizeof(piece)) {
-        uint64_t left = bytes - offset;
-        uint64_t take = left < sizeof(piece) ? left : sizeof(piece);
-        memcpy(piece, values + offset, take);
-        PP_TRY(pp_dtype_check_finite(dtype, piece, take / pp_dtype_bytes(dtype)));
-    }
-    return PP_OK;
 }
 
 enum pp_status an_append_check(const struct an_params *params, const struct an_append *append,
@@ -132,12 +143,11 @@ enum pp_status an_append_check(const struct an_params *params, const struct an_a
     PP_TRY(check_range(append, detail_out));
     PP_TRY(check_sizes(params, append, detail_out));
     PP_TRY(check_segment(params, append, detail_out));
-    if (append->checksum_given &&
-        pp_crc32c(0, append->payload, append->payload_bytes) != append->crc32c) {
+    if (append->checksum_given && checksum(append->payload) != append->crc32c) {
         return refuse(PP_CHECKSUM, "the payload's CRC-32C differs", detail_out);
     }
-    if (check_values(params->dtype, append->k, append->k_bytes) != PP_OK ||
-        check_values(params->dtype, append->v, append->v_bytes) != PP_OK) {
+    if (check_values(params->dtype, append->k) != PP_OK ||
+        check_values(params->dtype, append->v) != PP_OK) {
         return refuse(PP_NON_FINITE, "a value is not finite or above 2^40", detail_out);
     }
     return PP_OK;

@@ -177,13 +177,15 @@ void an_request_submit(struct an_request *request)
     }
 }
 
-/* The message was copied when it came in pieces: then it need not be held. */
+/* A message whose payload was copied out, or that has none, need not be held. */
 static void release_copied(struct an_request *request)
 {
-    const uint8_t *data = request->payload.data;
+    bool in_pieces = request->method->in_pieces;
+    const uint8_t *data = in_pieces ? request->pieces.data : request->payload.data;
+    uint64_t bytes = in_pieces ? request->pieces.bytes : request->payload.bytes;
     const uint8_t *base = request->arena.base;
     bool in_arena = data >= base && data < base + request->arena.bytes;
-    if (data == NULL || request->payload.bytes == 0 || in_arena) {
+    if (data == NULL || bytes == 0 || in_arena) {
         pp_message_release(request->message);
         request->message = NULL;
     }
@@ -220,6 +222,17 @@ static void start_malformed(struct an_call *call, struct an_request *request, en
     an_call_finish(call, status, "the message is malformed or needs too much memory to unpack");
 }
 
+static enum pp_status request_unpack(struct an_request *request)
+{
+    const ProtobufCMessageDescriptor *type = request->method->request;
+    if (request->method->in_pieces) {
+        return pp_codec_unpack_in_pieces(request->message, type, &request->arena, &request->header,
+                                         &request->pieces);
+    }
+    return pp_codec_unpack(request->message, type, &request->arena, &request->header,
+                           &request->payload);
+}
+
 /* Starts the parked message: false when a buffer is missing. */
 static bool call_start(struct an_call *call)
 {
@@ -231,8 +244,7 @@ static bool call_start(struct an_call *call)
     request_link(request, call);
     request->message = call->parked;
     request->job.received_us = call->parked_us;
-    enum pp_status status = pp_codec_unpack(request->message, call->method->request,
-                                            &request->arena, &request->header, &request->payload);
+    enum pp_status status = request_unpack(request);
     if (status != PP_OK) {
         start_malformed(call, request, status);
         return true;

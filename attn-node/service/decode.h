@@ -41,8 +41,7 @@ PP_MUST_USE enum pp_status an_decode_open(const Pigpen__V1__OpenPartRequest *req
                                           uint64_t incarnation, struct pp_codec_arena *arena,
                                           struct an_job *job);
 PP_MUST_USE enum pp_status an_decode_append(const Pigpen__V1__AppendKvRequest *request,
-                                            uint64_t incarnation,
-                                            const struct pp_payload_view *payload,
+                                            uint64_t incarnation, const struct pp_span *payload,
                                             struct an_job *job);
 /* deadline: job->received_us + timeout_us. An error is of the whole message; errors of items are in
  * plan_out. */

@@ -7,45 +7,42 @@
 
 #include <string.h>
 
-static enum pp_status append_section(const Pigpen__V1__Section *section,
-                                     const struct pp_payload_view *payload, struct an_job *job)
+static struct pp_span *append_target(struct an_append_args *args, int kind)
 {
-    struct an_append_args *args = &job->append;
-    const uint8_t **data = NULL;
-    uint64_t *bytes = NULL;
-    switch ((int)section->kind) {
+    switch (kind) {
     case PIGPEN__V1__SECTION_KIND__SECTION_KIND_K:
-        data = &args->k;
-        bytes = &args->k_bytes;
-        break;
+        return &args->k;
     case PIGPEN__V1__SECTION_KIND__SECTION_KIND_V:
-        data = &args->v;
-        bytes = &args->v_bytes;
-        break;
+        return &args->v;
     case PIGPEN__V1__SECTION_KIND__SECTION_KIND_SIGNATURES:
-        data = &args->signatures;
-        bytes = &args->signature_bytes;
-        break;
+        return &args->signatures;
     case PIGPEN__V1__SECTION_KIND__SECTION_KIND_CENTRE:
-        data = &args->centre;
-        bytes = &args->centre_bytes;
-        break;
+        return &args->centre;
     default:
+        return NULL;
+    }
+}
+
+static enum pp_status append_section(const Pigpen__V1__Section *section,
+                                     const struct pp_span *payload, struct an_job *job)
+{
+    struct pp_span *target = append_target(&job->append, (int)section->kind);
+    if (target == NULL) {
         return an_decode_refuse(job, PP_INVALID_ARGUMENT, "section of kind %d in an append",
                                 (int)section->kind);
     }
-    if (*data != NULL) {
+    if (target->data != NULL) {
         return an_decode_refuse(job, PP_INVALID_ARGUMENT, "section of kind %d twice",
                                 (int)section->kind);
     }
-    *data = an_decode_section(section, payload);
-    *bytes = section->bytes;
-    if (*data == NULL) {
-        return an_decode_refuse(job, PP_BAD_SHAPE,
-                                "section of kind %d: %llu bytes at %llu of a payload of %zu",
-                                (int)section->kind, (unsigned long long)section->bytes,
-                                (unsigned long long)section->offset, payload->bytes);
+    if (payload->data == NULL || section->offset > payload->bytes ||
+        section->bytes > payload->bytes - section->offset) {
+        return an_decode_refuse(
+            job, PP_BAD_SHAPE, "section of kind %d: %llu bytes at %llu of a payload of %llu",
+            (int)section->kind, (unsigned long long)section->bytes,
+            (unsigned long long)section->offset, (unsigned long long)payload->bytes);
     }
+    *target = pp_span_part(*payload, section->offset, section->bytes);
     return PP_OK;
 }
 
@@ -65,14 +62,14 @@ static enum pp_status append_ranges(const Pigpen__V1__AppendKvRequest *request, 
     if (request->layer >= PP_LAYERS_MAX) {
         return an_decode_refuse(job, PP_BAD_SHAPE, "layer %u", request->layer);
     }
-    if (args->k == NULL || args->v == NULL) {
+    if (args->k.data == NULL || args->v.data == NULL) {
         return an_decode_refuse(job, PP_BAD_SHAPE, "an append needs a K and a V section");
     }
-    if (args->k_bytes != args->v_bytes || args->k_bytes == 0 ||
-        args->k_bytes % request->count != 0) {
+    if (args->k.bytes != args->v.bytes || args->k.bytes == 0 ||
+        args->k.bytes % request->count != 0) {
         return an_decode_refuse(job, PP_BAD_SHAPE, "K has %llu bytes and V %llu for %u tokens",
-                                (unsigned long long)args->k_bytes,
-                                (unsigned long long)args->v_bytes, request->count);
+                                (unsigned long long)args->k.bytes,
+                                (unsigned long long)args->v.bytes, request->count);
     }
     return PP_OK;
 }
@@ -81,7 +78,7 @@ static enum pp_status append_segment(const Pigpen__V1__AppendKvRequest *request,
 {
     struct an_append_args *args = &job->append;
     if (request->segment == NULL) {
-        if (args->signatures != NULL || args->centre != NULL) {
+        if (args->signatures.data != NULL || args->centre.data != NULL) {
             return an_decode_refuse(job, PP_INVALID_ARGUMENT,
                                     "signatures or centre without a segment");
         }
@@ -101,7 +98,7 @@ static enum pp_status append_segment(const Pigpen__V1__AppendKvRequest *request,
 }
 
 enum pp_status an_decode_append(const Pigpen__V1__AppendKvRequest *request, uint64_t incarnation,
-                                const struct pp_payload_view *payload, struct an_job *job)
+                                const struct pp_span *payload, struct an_job *job)
 {
     job->kind = AN_JOB_APPEND;
     struct an_append_args *args = &job->append;
@@ -118,8 +115,7 @@ enum pp_status an_decode_append(const Pigpen__V1__AppendKvRequest *request, uint
     args->bulk = request->bulk;
     args->checksum_given = request->crc32c != 0;
     args->crc32c = request->crc32c;
-    args->payload = payload->data;
-    args->payload_bytes = payload->bytes;
+    args->payload = *payload;
     return PP_OK;
 }
 

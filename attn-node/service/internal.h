@@ -48,6 +48,7 @@ struct an_method {
     enum pp_call_kind kind;
     const char *name; /* "Attend", for metrics */
     const ProtobufCMessageDescriptor *request;
+    bool in_pieces; /* the payload is read where it came, not put together */
     /* From request->header to request->job. PP_UNAVAILABLE is never an outcome here; PP_QUEUE means
      * that a reply buffer is missing: the message is met again later. */
     enum pp_status (*decode)(struct an_service *service, struct an_request *request,

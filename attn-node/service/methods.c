@@ -63,7 +63,7 @@ static enum pp_status decode_append(struct an_service *service, struct an_reques
 {
     *next_out = AN_NEXT_JOB;
     return an_decode_append((const Pigpen__V1__AppendKvRequest *)request->header,
-                            service->config.incarnation, &request->payload, &request->job);
+                            service->config.incarnation, &request->pieces, &request->job);
 }
 
 static enum pp_status decode_attend(struct an_service *service, struct an_request *request,
@@ -146,6 +146,7 @@ static enum pp_status decode_resume(struct an_service *service, struct an_reques
 
 #define ROW(ID, NAME, KIND, type, decoder, encoder)                                                \
     [AN_METHOD_##ID] = {.id = AN_METHOD_##ID,                                                      \
+                        .in_pieces = (decoder) == decode_append,                                   \
                         .kind = PP_CALL_##KIND,                                                    \
                         .name = NAME,                                                              \
                         .request = &type##__descriptor,                                            \

@@ -59,6 +59,7 @@ struct an_request {
     struct pp_codec_arena arena;
     ProtobufCMessage *header; /* the request, unpacked into arena */
     struct pp_payload_view payload;
+    struct pp_span pieces;  /* the payload of methods that take it so */
     struct an_reply *reply; /* the job's output, then the answer's payload; may be NULL */
     struct an_attend_plan plan;
     bool packed;             /* Attend: the outputs have been moved together in the reply */

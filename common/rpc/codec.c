@@ -218,36 +218,20 @@ static enum pp_status scan(const struct pp_message *message, struct layout *layo
     return PP_OK;
 }
 
-/* [begin, begin + bytes) of the message: in place where one piece holds it, else copied. */
-static enum pp_status contiguous(const struct pp_message *message, size_t begin, size_t bytes,
-                                 struct pp_codec_arena *arena, const uint8_t **data_out)
+/* The bytes of a span in one place: where they lie, or a copy in the arena. */
+static enum pp_status contiguous(struct pp_span span, struct pp_codec_arena *arena,
+                                 const uint8_t **data_out)
 {
-    size_t piece = 0;
-    while (piece + 1 < message->piece_count && begin >= message->pieces[piece].bytes) {
-        begin -= message->pieces[piece++].bytes;
-    }
-    if (bytes == 0) {
-        *data_out = arena->base;
+    if (span.run == span.bytes) {
+        *data_out = span.bytes > 0 ? span.data : arena->base;
         return PP_OK;
     }
-    if (bytes <= message->pieces[piece].bytes - begin) {
-        *data_out = message->pieces[piece].data + begin;
-        return PP_OK;
-    }
-    uint8_t *copy = arena_take(arena, bytes, ARENA_ALIGN);
+    uint8_t *copy = arena_take(arena, span.bytes, ARENA_ALIGN);
     if (copy == NULL) {
         return PP_MESSAGE_TOO_LARGE;
     }
+    pp_span_read(&span, copy, span.bytes);
     *data_out = copy;
-    while (bytes != 0) {
-        size_t part = message->pieces[piece].bytes - begin;
-        part = part < bytes ? part : bytes;
-        memcpy(copy, message->pieces[piece].data + begin, part);
-        copy += part;
-        bytes -= part;
-        ++piece;
-        begin = 0;
-    }
     return PP_OK;
 }
 
@@ -261,22 +245,23 @@ static const ProtobufCFieldDescriptor *payload_field(const ProtobufCMessageDescr
                : NULL;
 }
 
-enum pp_status pp_codec_unpack(const struct pp_message *message,
-                               const ProtobufCMessageDescriptor *descriptor,
-                               struct pp_codec_arena *arena, ProtobufCMessage **header_out,
-                               struct pp_payload_view *payload_out)
+enum pp_status pp_codec_unpack_in_pieces(const struct pp_message *message,
+                                         const ProtobufCMessageDescriptor *descriptor,
+                                         struct pp_codec_arena *arena,
+                                         ProtobufCMessage **header_out, struct pp_span *payload_out)
 {
     struct layout layout;
     PP_TRY(scan(message, &layout));
     const ProtobufCFieldDescriptor *field = payload_field(descriptor);
     bool in_place = field != NULL && !layout.unusual;
     size_t header_bytes = in_place ? layout.header_bytes : message->bytes;
-    struct pp_payload_view payload = {.data = NULL, .bytes = 0};
+    struct pp_span whole = pp_span_of_pieces(message->pieces, message->bytes);
+    struct pp_span payload = {.data = NULL};
     const uint8_t *header_data = NULL;
-    PP_TRY(contiguous(message, 0, header_bytes, arena, &header_data));
+    PP_TRY(contiguous(pp_span_part(whole, 0, header_bytes), arena, &header_data));
     if (in_place && layout.payload_end != layout.payload_begin) {
-        payload.bytes = layout.payload_end - layout.payload_begin;
-        PP_TRY(contiguous(message, layout.payload_begin, payload.bytes, arena, &payload.data));
+        payload =
+            pp_span_part(whole, layout.payload_begin, layout.payload_end - layout.payload_begin);
     }
     arena->full = false;
     ProtobufCMessage *header =
@@ -287,7 +272,24 @@ enum pp_status pp_codec_unpack(const struct pp_message *message,
     if (!in_place && field != NULL) {
         const ProtobufCBinaryData *found =
             (const ProtobufCBinaryData *)((const uint8_t *)header + field->offset);
-        payload = (struct pp_payload_view){.data = found->data, .bytes = found->len};
+        payload = pp_span_of(found->data, found->len);
+    }
+    *header_out = header;
+    *payload_out = payload;
+    return PP_OK;
+}
+
+enum pp_status pp_codec_unpack(const struct pp_message *message,
+                               const ProtobufCMessageDescriptor *descriptor,
+                               struct pp_codec_arena *arena, ProtobufCMessage **header_out,
+                               struct pp_payload_view *payload_out)
+{
+    ProtobufCMessage *header = NULL;
+    struct pp_span span;
+    PP_TRY(pp_codec_unpack_in_pieces(message, descriptor, arena, &header, &span));
+    struct pp_payload_view payload = {.data = span.data, .bytes = span.bytes};
+    if (span.bytes > 0) {
+        PP_TRY(contiguous(span, arena, &payload.data));
     }
     *header_out = header;
     *payload_out = payload;

@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/base/span.h"
 #include "common/base/status.h"
 #include "common/rpc/transport.h"
 
@@ -57,5 +58,12 @@ PP_MUST_USE enum pp_status pp_codec_unpack(const struct pp_message *message,
                                            struct pp_codec_arena *arena,
                                            ProtobufCMessage **header_out,
                                            struct pp_payload_view *payload_out);
+
+/* The same, but a payload in several pieces stays in them: for who reads it once. */
+PP_MUST_USE enum pp_status pp_codec_unpack_in_pieces(const struct pp_message *message,
+                                                     const ProtobufCMessageDescriptor *descriptor,
+                                                     struct pp_codec_arena *arena,
+                                                     ProtobufCMessage **header_out,
+                                                     struct pp_span *payload_out);
 
 #endif

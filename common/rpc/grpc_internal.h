@@ -38,8 +38,8 @@ struct pp_grpc_message {
     struct pp_grpc *transport;
     struct pp_grpc_message *next; /* while free */
     grpc_byte_buffer *buffer;
-    struct pp_message_piece *more; /* own array where PP_GRPC_PIECES are too few */
-    struct pp_message_piece pieces[PP_GRPC_PIECES];
+    struct pp_piece *more; /* own array where PP_GRPC_PIECES are too few */
+    struct pp_piece pieces[PP_GRPC_PIECES];
 };
 
 struct pp_call {

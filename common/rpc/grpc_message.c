@@ -59,7 +59,7 @@ enum pp_status pp_grpc_message_new(struct pp_grpc *grpc, grpc_byte_buffer *buffe
     message->transport = grpc;
     message->buffer = buffer;
     message->base = (struct pp_message){.release = message_release};
-    struct pp_message_piece *pieces = message->pieces;
+    struct pp_piece *pieces = message->pieces;
     if (slices->count > PP_GRPC_PIECES) {
         message->more = calloc(slices->count, sizeof(*message->more));
         if (message->more == NULL) {

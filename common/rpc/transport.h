@@ -18,6 +18,7 @@
 #include <stdint.h>
 
 #include "common/base/clock.h"
+#include "common/base/span.h"
 #include "common/base/status.h"
 
 struct pp_transport;
@@ -25,12 +26,8 @@ struct pp_channel; /* client: a connection to one address */
 struct pp_call;    /* one call, of either side */
 
 /* A received message: pieces in order, in place. Owned by whoever got it, until release. */
-struct pp_message_piece {
-    const uint8_t *data;
-    size_t bytes;
-};
 struct pp_message {
-    const struct pp_message_piece *pieces;
+    const struct pp_piece *pieces;
     size_t piece_count;
     size_t bytes; /* the sum */
     void (*release)(struct pp_message *message);

@@ -32,12 +32,12 @@ static enum pp_status unpack(const ProtobufCMessageDescriptor *descriptor, const
                              size_t bytes, size_t piece_bytes, struct pp_codec_arena *arena,
                              ProtobufCMessage **header_out, struct pp_payload_view *payload_out)
 {
-    static struct pp_message_piece pieces[PIECES_MAX];
+    static struct pp_piece pieces[PIECES_MAX];
     size_t count = 0;
     for (size_t begin = 0; begin < bytes; begin += piece_bytes) {
         size_t left = bytes - begin;
-        pieces[count++] = (struct pp_message_piece){
-            .data = data + begin, .bytes = left < piece_bytes ? left : piece_bytes};
+        pieces[count++] = (struct pp_piece){.data = data + begin,
+                                            .bytes = left < piece_bytes ? left : piece_bytes};
     }
     struct pp_message message = {
         .pieces = pieces, .piece_count = count, .bytes = bytes, .release = no_release};

@@ -27,12 +27,19 @@ static void touch(const uint8_t *data, uint64_t bytes)
     }
 }
 
+static void touch_span(struct pp_span span)
+{
+    for (; span.bytes > 0; pp_span_skip(&span, span.run)) {
+        touch(span.data, span.run);
+    }
+}
+
 static void touch_append(const struct an_append_args *args)
 {
-    touch(args->k, args->k_bytes);
-    touch(args->v, args->v_bytes);
-    touch(args->signatures, args->signature_bytes);
-    touch(args->centre, args->centre_bytes);
+    touch_span(args->k);
+    touch_span(args->v);
+    touch_span(args->signatures);
+    touch_span(args->centre);
 }
 
 static void touch_attend(const struct an_attend_args *args)
@@ -46,7 +53,8 @@ static void touch_attend(const struct an_attend_args *args)
 }
 
 static void decode(uint8_t which, const ProtobufCMessage *header,
-                   const struct pp_payload_view *payload, struct an_job *job)
+                   const struct pp_payload_view *payload, const struct pp_span *in_pieces,
+                   struct an_job *job)
 {
     struct an_attend_plan plan;
     uint64_t end;
@@ -57,7 +65,7 @@ static void decode(uint8_t which, const ProtobufCMessage *header,
         status = an_decode_open(request, INCARNATION, &arena, job);
         break;
     case 1:
-        status = an_decode_append(request, INCARNATION, payload, job);
+        status = an_decode_append(request, INCARNATION, in_pieces, job);
         if (status == PP_OK) {
             touch_append(&job->append);
         }
@@ -96,17 +104,22 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     }
     uint8_t which = data[0] % 6;
     size_t cut = data[0] / 6 < bytes - 1 ? data[0] / 6 : 0; /* in one or two pieces */
-    const struct pp_message_piece pieces[] = {{.data = data + 1, .bytes = cut},
-                                              {.data = data + 1 + cut, .bytes = bytes - 1 - cut}};
+    const struct pp_piece pieces[] = {{.data = data + 1, .bytes = cut},
+                                      {.data = data + 1 + cut, .bytes = bytes - 1 - cut}};
     struct pp_message message = {
         .pieces = pieces, .piece_count = 2, .bytes = bytes - 1, .release = no_release};
     struct pp_payload_view payload = {.data = NULL};
+    struct pp_span in_pieces = {.data = NULL};
     ProtobufCMessage *header = NULL;
     pp_codec_arena_reset(&arena);
-    if (pp_codec_unpack(&message, descriptors[which], &arena, &header, &payload) == PP_OK) {
+    enum pp_status status =
+        which == 1
+            ? pp_codec_unpack_in_pieces(&message, descriptors[which], &arena, &header, &in_pieces)
+            : pp_codec_unpack(&message, descriptors[which], &arena, &header, &payload);
+    if (status == PP_OK) {
         struct an_job job;
         memset(&job, 0, sizeof(job));
-        decode(which, header, &payload, &job);
+        decode(which, header, &payload, &in_pieces, &job);
     }
     return 0;
 }

@@ -74,8 +74,7 @@ static struct sim_message *message_new(struct pp_sim_net *net, const struct sim_
     while (begin < bytes) {
         size_t left = bytes - begin;
         size_t part = count + 1 == pieces ? left : 1 + pp_rng_u64(&net->rng) % left;
-        message->pieces[count++] =
-            (struct pp_message_piece){.data = message->data + begin, .bytes = part};
+        message->pieces[count++] = (struct pp_piece){.data = message->data + begin, .bytes = part};
         begin += part;
     }
     message->base = (struct pp_message){.pieces = message->pieces,

@@ -28,7 +28,7 @@ struct sim_item { /* a message on its way; the payload is read when it arrives *
 
 struct sim_message {
     struct pp_message base;
-    struct pp_message_piece pieces[SIM_PIECES];
+    struct pp_piece pieces[SIM_PIECES];
     struct sim_message *next;
     uint8_t data[];
 };

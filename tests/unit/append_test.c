@@ -153,16 +153,16 @@ static void count_huge(struct an_append_args *args)
 }
 static void v_shorter(struct an_append_args *args)
 {
-    args->v_bytes -= 4;
+    args->v = pp_span_part(args->v, 0, args->v.bytes - 4);
 }
 static void both_shorter(struct an_append_args *args)
 {
-    args->k_bytes -= 4;
-    args->v_bytes -= 4;
+    args->k = pp_span_part(args->k, 0, args->k.bytes - 4);
+    v_shorter(args);
 }
 static void no_k(struct an_append_args *args)
 {
-    args->k = NULL;
+    args->k = pp_span_of(NULL, 0);
 }
 static void layer_past_the_end(struct an_append_args *args)
 {
@@ -170,8 +170,8 @@ static void layer_past_the_end(struct an_append_args *args)
 }
 static void terabyte_declared(struct an_append_args *args)
 {
-    args->k_bytes = 1ull << 40;
-    args->v_bytes = 1ull << 40;
+    args->k.bytes = 1ull << 40;
+    args->v.bytes = 1ull << 40;
 }
 static void rows_outside_their_segment(struct an_append_args *args)
 {
@@ -187,10 +187,8 @@ static void signatures_without_lsh(struct an_append_args *args)
 {
     args->segment_given = true;
     args->segment_count = 2;
-    args->centre = args->k;
-    args->centre_bytes = 15 * 4;
-    args->signatures = args->k;
-    args->signature_bytes = 12;
+    args->centre = pp_span_part(args->k, 0, 15 * 4);
+    args->signatures = pp_span_part(args->k, 0, 12);
 }
 
 static void sizes_that_do_not_fit_are_refused_and_change_nothing(void **state)
@@ -248,8 +246,7 @@ static void checksum_wrong(struct an_append_args *args)
 {
     args->checksum_given = true;
     args->payload = args->k;
-    args->payload_bytes = args->k_bytes;
-    right_crc = pp_crc32c(0, args->k, args->k_bytes);
+    right_crc = pp_crc32c(0, args->k.data, args->k.bytes);
     args->crc32c = right_crc ^ 1u;
 }
 static void checksum_right(struct an_append_args *args)
@@ -299,6 +296,76 @@ static void unaligned_payloads_are_read_as_they_are(void **state)
     fixture.job.append = append_args(handle, 1, &small, 0, 2, bytes + 1, bytes + 1 + 120);
     assert_int_equal(fixture_run(&fixture, AN_JOB_APPEND), PP_OK);
     assert_int_equal(content(0, 2), pp_crc32c(0, rows, sizeof(rows)));
+}
+
+#define CUT_ROWS  24u
+#define CUT_BYTES (2u * CUT_ROWS * 15u * sizeof(float))
+
+/* An append of CUT_ROWS rows from `start` on whose payload lies in pieces of `step` bytes. */
+static enum pp_status append_cut(uint64_t start, const void *payload, size_t step, uint32_t crc)
+{
+    static struct pp_piece pieces[CUT_BYTES];
+    uint64_t count = 0;
+    for (size_t at = 0; at < CUT_BYTES; at += step) {
+        size_t left = CUT_BYTES - at;
+        pieces[count++] =
+            (struct pp_piece){(const uint8_t *)payload + at, left < step ? left : step};
+    }
+    struct an_append_args *args = &fixture.job.append;
+    *args = append_args(handle, 1, &small, start, CUT_ROWS, NULL, NULL);
+    args->payload = pp_span_of_pieces(pieces, CUT_BYTES);
+    args->k = pp_span_part(args->payload, 0, CUT_BYTES / 2);
+    args->v = pp_span_part(args->payload, CUT_BYTES / 2, CUT_BYTES / 2);
+    args->checksum_given = true;
+    args->crc32c = crc;
+    return fixture_run(&fixture, AN_JOB_APPEND);
+}
+
+static void rows_cut_into_pieces_anywhere_are_stored_like_whole_ones(void **state)
+{
+    (void)state;
+    static float rows[2 * CUT_ROWS * 15];
+    uint64_t start = 0;
+    for (size_t step = 1; step <= 130; step++) {
+        make_rows(&small, 3, start, CUT_ROWS, rows);
+        make_rows(&small, 4, start, CUT_ROWS, rows + CUT_ROWS * 15);
+        uint32_t crc = pp_crc32c(0, rows, CUT_BYTES);
+        assert_int_equal(append_cut(start, rows, step, crc ^ 1), PP_CHECKSUM);
+        assert_int_equal(held(0), start);
+        assert_int_equal(append_cut(start, rows, step, crc), PP_OK);
+        assert_int_equal(append_cut(start, rows, step, crc), PP_OK); /* met again, compared */
+        assert_true(fixture.job.append.duplicate);
+        start += CUT_ROWS;
+    }
+    uint32_t in_pieces = content(0, (uint32_t)start);
+    (void)fixture_close(&fixture, handle);
+    handle = fixture_open(&fixture, &small, 1);
+    assert_int_equal(append(0, (uint32_t)start, 3), PP_OK);
+    assert_int_equal(content(0, (uint32_t)start), in_pieces);
+}
+
+static void a_bad_value_or_another_row_is_found_wherever_the_pieces_are_cut(void **state)
+{
+    (void)state;
+    static float rows[2 * CUT_ROWS * 15];
+    for (size_t step = 1; step <= 130; step += 3) {
+        for (size_t at = step; at < 2 * CUT_ROWS * 15; at += 131) {
+            uint64_t start = held(0);
+            make_rows(&small, 3, start, CUT_ROWS, rows);
+            make_rows(&small, 4, start, CUT_ROWS, rows + CUT_ROWS * 15);
+            float right = rows[at];
+            rows[at] = NAN;
+            uint32_t crc = pp_crc32c(0, rows, CUT_BYTES);
+            assert_int_equal(append_cut(start, rows, step, crc), PP_NON_FINITE);
+            rows[at] = right;
+            crc = pp_crc32c(0, rows, CUT_BYTES);
+            assert_int_equal(append_cut(start, rows, step, crc), PP_OK);
+            rows[at] = -right;
+            crc = pp_crc32c(0, rows, CUT_BYTES);
+            assert_int_equal(append_cut(start, rows, step, crc), PP_APPEND_CONFLICT);
+            assert_int_equal(held(0), start + CUT_ROWS);
+        }
+    }
 }
 
 static void stale_generation_and_unknown_handle_are_told_apart(void **state)
@@ -449,6 +516,8 @@ int main(void)
         RULE(wrong_checksum_is_data_loss_and_changes_nothing),
         RULE(values_that_are_not_finite_or_too_large_are_refused),
         RULE(unaligned_payloads_are_read_as_they_are),
+        RULE(rows_cut_into_pieces_anywhere_are_stored_like_whole_ones),
+        RULE(a_bad_value_or_another_row_is_found_wherever_the_pieces_are_cut),
         RULE(stale_generation_and_unknown_handle_are_told_apart),
         RULE(rows_come_back_as_they_were_sent_across_seals),
         RULE(rows_are_read_back_through_attention_with_one_hot_queries),

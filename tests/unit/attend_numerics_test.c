@@ -41,8 +41,7 @@ static void bed_hold(struct bed *bed, const struct shape *shape, const float *ce
     *args = append_args(bed->handle, 1, shape, 0, bed->count, bed->k, bed->v);
     args->segment_given = true;
     args->segment_count = bed->count;
-    args->centre = (const uint8_t *)centre;
-    args->centre_bytes = centre == NULL ? 0 : DIM * sizeof(float);
+    args->centre = pp_span_of(centre, centre == NULL ? 0 : DIM * sizeof(float));
     assert_int_equal(fixture_run(&bed->fixture, AN_JOB_APPEND), PP_OK);
 }
 

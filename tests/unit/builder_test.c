@@ -198,11 +198,9 @@ static void append_segment(struct fixture *fixture, uint64_t handle, uint32_t be
         args->segment_given = true;
         args->segment_begin = begin;
         args->segment_count = count;
-        args->centre = (const uint8_t *)centre;
-        args->centre_bytes = 512;
+        args->centre = pp_span_of(centre, 512);
         if (spoil != LOSE || at != step) {
-            args->signatures = (const uint8_t *)(wire + at * 80);
-            args->signature_bytes = rows * 160ull;
+            args->signatures = pp_span_of(wire + at * 80, rows * 160ull);
         }
         assert_int_equal(fixture_run(fixture, AN_JOB_APPEND), PP_OK);
     }

@@ -186,7 +186,7 @@ static void no_release(struct pp_message *message)
 struct unpacked {
     struct pp_codec_arena arena;
     struct pp_message message;
-    struct pp_message_piece *pieces;
+    struct pp_piece *pieces;
     uint8_t **blocks;
     enum pp_status status;
     ProtobufCMessage *header;
@@ -207,7 +207,7 @@ static enum pp_status unpack(struct unpacked *self, const ProtobufCMessageDescri
         size_t part = bytes - begin < piece_bytes ? bytes - begin : piece_bytes;
         self->blocks[i] = malloc(part);
         memcpy(self->blocks[i], data + begin, part);
-        self->pieces[i] = (struct pp_message_piece){.data = self->blocks[i], .bytes = part};
+        self->pieces[i] = (struct pp_piece){.data = self->blocks[i], .bytes = part};
     }
     self->message = (struct pp_message){
         .pieces = self->pieces, .piece_count = count, .bytes = bytes, .release = no_release};

@@ -146,10 +146,8 @@ static inline struct an_append_args append_args(uint64_t handle, uint64_t genera
         .part = {handle, generation},
         .start = start,
         .count = count,
-        .k = k,
-        .v = v,
-        .k_bytes = bytes,
-        .v_bytes = bytes,
+        .k = pp_span_of(k, bytes),
+        .v = pp_span_of(v, bytes),
     };
 }
 

@@ -77,7 +77,7 @@ struct fake_event {
     struct pp_call *call;
     bool ends;
     struct pp_call_end end;
-    struct pp_message_piece piece;
+    struct pp_piece piece;
     struct pp_message message;
     uint8_t bytes[];
 };
@@ -141,7 +141,7 @@ static inline void fake_reply_bytes(struct pp_call *call, const void *bytes, siz
     struct fake_event *event = calloc(1, sizeof(*event) + count + 1);
     memcpy(event->bytes, bytes, count);
     event->call = call;
-    event->piece = (struct pp_message_piece){event->bytes, count};
+    event->piece = (struct pp_piece){event->bytes, count};
     event->message = (struct pp_message){&event->piece, 1, count, fake_release};
     fake_push(call->channel->net, event);
 }

@@ -55,7 +55,8 @@ static enum pp_status decode_append(const struct append_message *append, size_t 
     struct pp_payload_view view;
     memset(job, 0, sizeof(*job));
     const void *header = over_wire(&append->request.base, append->payload, payload_bytes, &view);
-    return an_decode_append(header, INCARNATION, &view, job);
+    struct pp_span span = pp_span_of(view.data, view.bytes);
+    return an_decode_append(header, INCARNATION, &span, job);
 }
 
 static void append_finds_its_sections_in_place(void **state)
@@ -67,10 +68,11 @@ static void append_finds_its_sections_in_place(void **state)
     assert_int_equal(PP_OK, decode_append(&append, sizeof(append.payload), &job));
     assert_int_equal(5, job.append.part.handle);
     assert_int_equal(3, job.append.part.generation);
-    assert_int_equal(K_BYTES, job.append.k_bytes);
-    assert_ptr_equal(job.append.payload, job.append.k);
-    assert_ptr_equal(job.append.payload + K_BYTES, job.append.v);
-    assert_true(job.append.payload >= packed && job.append.payload < packed + sizeof(packed));
+    const uint8_t *payload = job.append.payload.data;
+    assert_int_equal(K_BYTES, job.append.k.bytes);
+    assert_ptr_equal(payload, job.append.k.data);
+    assert_ptr_equal(payload + K_BYTES, job.append.v.data);
+    assert_true(payload >= packed && payload < packed + sizeof(packed));
 }
 
 static void append_of_a_tebibyte_with_a_hundred_bytes_is_refused(void **state)

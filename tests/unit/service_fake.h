@@ -221,7 +221,7 @@ static void fake_end(struct pp_call *call)
 
 struct fake_message {
     struct pp_message message;
-    struct pp_message_piece pieces[1024];
+    struct pp_piece pieces[1024];
     uint8_t bytes[];
 };
 
@@ -251,7 +251,7 @@ static void fake_push(struct pp_call *call, const ProtobufCMessage *request, con
         (struct pp_message){.pieces = made->pieces, .bytes = bytes, .release = fake_release};
     for (size_t at = 0; at < bytes; at += step) {
         assert_true(made->message.piece_count < 1024);
-        made->pieces[made->message.piece_count++] = (struct pp_message_piece){
+        made->pieces[made->message.piece_count++] = (struct pp_piece){
             .data = made->bytes + at, .bytes = bytes - at < step ? bytes - at : step};
     }
     ++fake.messages_out;

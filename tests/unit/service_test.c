@@ -283,15 +283,16 @@ static void a_call_that_ends_with_unsent_answers_gives_all_back(void **state)
     assert_true(an_service_idle(fake.service));
 }
 
-static void a_message_in_pieces_is_copied_and_released_at_once(void **state)
+static void an_append_in_pieces_is_held_until_its_rows_are_stored(void **state)
 {
     (void)state;
     uint64_t handle;
     assert_int_equal(PP_OK, open_part(1, &handle));
     struct pp_call *call = fake_open("AppendKvStream");
     push_append(call, handle, 0, 100, 7);
-    assert_int_equal(0, fake.messages_out);
+    assert_int_equal(1, fake.messages_out);
     fake_run();
+    assert_int_equal(0, fake.messages_out);
     Pigpen__V1__AppendKvResponse *answer =
         fake_answer(call, 0, &pigpen__v1__append_kv_response__descriptor);
     assert_null(answer->status);
@@ -558,7 +559,7 @@ int main(void)
         TEST(a_full_send_queue_keeps_answers_and_their_order),
         TEST(a_call_that_ends_while_exec_works_gives_all_back),
         TEST(a_call_that_ends_with_unsent_answers_gives_all_back),
-        TEST(a_message_in_pieces_is_copied_and_released_at_once),
+        TEST(an_append_in_pieces_is_held_until_its_rows_are_stored),
         TEST(an_error_on_a_stream_is_of_its_message_only),
         TEST(messages_wait_in_their_calls_when_buffers_are_used_up),
         TEST(calls_beyond_the_limit_are_refused),

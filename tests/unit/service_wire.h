@@ -13,7 +13,7 @@
 
 static struct pp_codec_arena arena;
 static uint8_t packed[1u << 20];
-static struct pp_message_piece piece;
+static struct pp_piece piece;
 static struct pp_message message;
 
 static int set_up(void **state)
@@ -44,7 +44,7 @@ static const void *over_wire(const ProtobufCMessage *request, const void *payloa
     if (bytes > 0) {
         memcpy(packed + header_bytes, payload, bytes);
     }
-    piece = (struct pp_message_piece){.data = packed, .bytes = header_bytes + bytes};
+    piece = (struct pp_piece){.data = packed, .bytes = header_bytes + bytes};
     message = (struct pp_message){
         .pieces = &piece, .piece_count = 1, .bytes = piece.bytes, .release = no_release};
     ProtobufCMessage *header = NULL;
