@@ -72,5 +72,8 @@ class Node:
         return self
 
     def __exit__(self, *_):
+        self.kill_if_alive()
+
+    def kill_if_alive(self):
         if self.process.poll() is None:
             self.kill()

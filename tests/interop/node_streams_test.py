@@ -12,8 +12,8 @@ import threading
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import node_client_test as client_test  # noqa: E402
-from node_client_test import Client, Part, attention, common, grpc, node_process, np  # noqa: E402
+import node_process  # noqa: E402
+from node_client import PROGRAM, Client, Part, attention, common, grpc, np, sections_of  # noqa: E402
 
 
 def counted_rows(begin, count):
@@ -75,7 +75,7 @@ def framed(request):
 class StreamsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.node = node_process.Node(client_test.PROGRAM, "--memory-limit=2GiB", "--spin=0us",
+        cls.node = node_process.Node(PROGRAM, "--memory-limit=2GiB", "--spin=0us",
                                      "--drain-timeout=100ms")
         cls.client = Client(cls.node.address)
 
@@ -92,7 +92,7 @@ class StreamsTest(unittest.TestCase):
 
     def expect_prefix(self, answer, count):
         self.assertEqual(answer.results[0].status.code, 0, answer.results[0].status)
-        got = client_test.sections_of(answer, 0, (1, 6, 64))
+        got = sections_of(answer, 0, (1, 6, 64))
         np.testing.assert_allclose(got["lse"], np.log(count), atol=1e-5)
         np.testing.assert_allclose(got["o"], (count - 1) / 2, rtol=1e-5, atol=1e-5)
         self.assertTrue((got["keys_read"] == count).all())
@@ -277,7 +277,7 @@ class StreamsTest(unittest.TestCase):
         random = np.random.default_rng(5)
         k, v = (random.standard_normal((4096, 2, 64), dtype=np.float32) for _ in range(2))
         q = random.standard_normal((1, 6, 64), dtype=np.float32)
-        with node_process.Node(client_test.PROGRAM, "--memory-limit=1GiB",
+        with node_process.Node(PROGRAM, "--memory-limit=1GiB",
                                "--drain-timeout=100ms") as node:
             replica = Client(node.address)
             answers = []
