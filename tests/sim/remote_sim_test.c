@@ -9,6 +9,7 @@
 #include <stddef.h>
 
 #include <setjmp.h>
+#include <signal.h>
 
 #include <cmocka.h>
 
@@ -55,6 +56,26 @@ static struct run *current;
                                 (unsigned long long)current->seed, current->step, #condition,      \
                                 (unsigned long long)current->seed),                                \
                     fail()))
+
+/* An assertion of the product or a sanitizer ends the process: which seed was it? */
+static void tell_seed(void)
+{
+    if (current != NULL) {
+        (void)fprintf(stderr, "seed %llu step %u (replay: PIGPEN_SIM_SEED=%llu)\n",
+                      (unsigned long long)current->seed, current->step,
+                      (unsigned long long)current->seed);
+    }
+}
+
+static void on_abort(int number)
+{
+    tell_seed();
+    (void)signal(number, SIG_DFL);
+    (void)raise(number);
+}
+
+/* Of the sanitizers' runtime, where there is one. */
+void __sanitizer_set_death_callback(void (*callback)(void)) __attribute__((weak));
 
 static uint64_t draw(struct run *run, uint64_t below)
 {
@@ -228,7 +249,7 @@ static void op_fault(struct run *run)
         sim_node_pause(node, !node->paused);
         break;
     case 3:
-        pp_sim_link_delay(net, "worker", node->name, 1000, 1 + draw(run, 2500000));
+        pp_sim_link_delay(net, "worker", node->name, 1000, 1000 + draw(run, 2500000));
         break;
     case 4:
         pp_sim_link_cut(net, "worker", node->name, draw(run, 2) == 0);
@@ -350,6 +371,7 @@ static void run_seed(uint64_t seed, const struct profile *profile, uint32_t *ans
         reference_deinit(&run->tales[i].reference);
     }
     sim_world_deinit(&run->world);
+    current = NULL;
     *answers += run->answers;
     *failures += run->failures;
     free(run);
@@ -397,6 +419,10 @@ static void with_stalls_and_restarts_answers_are_right_or_errors(void **state)
 
 int main(void)
 {
+    (void)signal(SIGABRT, on_abort);
+    if (__sanitizer_set_death_callback != NULL) {
+        __sanitizer_set_death_callback(tell_seed);
+    }
     /* Every fault is logged as an error: only replays want to read them. */
     pp_log_configure(getenv("PIGPEN_SIM_SEED") != NULL ? PP_LOG_DEBUG : PP_LOG_OFF, PP_LOG_TEXT);
     const struct CMUnitTest tests[] = {
