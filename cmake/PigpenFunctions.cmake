@@ -49,7 +49,7 @@ function(pigpen_test name source label)
     target_link_libraries(${name} PRIVATE pigpen_everything PkgConfig::CMOCKA m)
     target_compile_definitions(${name} PRIVATE PP_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
     add_test(NAME ${name} COMMAND ${name})
-    set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT 600)
+    set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT 1800)
 endfunction()
 
 # pigpen_version(TARGET): PP_VERSION and PP_COMMIT as texts. Without git the commit is "unknown".
