@@ -1,5 +1,5 @@
-"""A plain Python gRPC client of a node for tests: stubs come from proto/ by protoc, the reference is
-numpy in f64. Nothing here knows how the node works inside.
+"""A plain Python gRPC client of a node for tests: stubs come from proto/ by protoc, the reference
+is numpy in f64. Nothing here knows how the node works inside.
 
 PIGPEN_BUILD names the build folder whose attn-node is tested.
 """

@@ -163,8 +163,9 @@ def control_flood(stranger, draw):
 def endless_headers(stranger, draw):
     stranger.send(frame(HEADERS, 0, 1, header_block(ATTENTION + "Attend")))
     for _ in range(1000):
-        stranger.send(frame(CONTINUATION, 0, 1, b"\0" + integer(10) + draw.randbytes(10).hex()[:10]
-                            .encode() + integer(1000) + b"a" * 1000))
+        name = draw.randbytes(5).hex().encode()
+        stranger.send(frame(CONTINUATION, 0, 1,
+                            b"\0" + integer(10) + name + integer(1000) + b"a" * 1000))
 
 
 def large_headers(stranger, draw):

@@ -1,6 +1,6 @@
-"""The port of a live node under strangers: bytes that mean nothing, frames that lie about their size,
-streams and connections without end. A good client beside them gets right answers all the while, and
-the node stays within its memory, its files and its threads.
+"""The port of a live node under strangers: bytes that mean nothing, frames that lie about their
+size, streams and connections without end. A good client beside them gets right answers all the
+while, and the node stays within its memory, its files and its threads.
 
 PIGPEN_LONG=1 makes it minutes long. PIGPEN_SOAK_SEED=N repeats the draws of a run.
 """
@@ -117,7 +117,8 @@ class HostileTest(unittest.TestCase):
                         lambda: self.watch.files() <= self.files_before)
         self.good.end()
         print(f"{what}; good answers {self.good.count}, the slowest {self.good.longest:.2f} s, "
-              f"{self.good.refused} refused; at most {self.resident_max:.0f} MiB, {self.files_max} files, {self.threads_max} threads")
+              f"{self.good.refused} refused; at most {self.resident_max:.0f} MiB, "
+              f"{self.files_max} files, {self.threads_max} threads")
         self.assertIsNone(self.good.wrong)
         self.assertGreater(self.good.count, 0)
         self.assertLess(self.good.longest, ANSWER_SECONDS)

@@ -47,7 +47,8 @@ class Watch:
 
     def held(self):
         stats = self.stats()
-        return {name: stats[name] for name in ("pigpen_node_parts", "pigpen_node_tokens_held", *PART_BYTES)}
+        names = ("pigpen_node_parts", "pigpen_node_tokens_held", *PART_BYTES)
+        return {name: stats[name] for name in names}
 
     def at_rest(self):
         return self.held() == self.empty

@@ -21,8 +21,8 @@ from node_client import (Client, Part, attention, common, grpc, np, reference,  
 TOKENS_MAX = 6000
 SHAPES = ((6, 2, 64), (3, 3, 40), (4, 1, 128), (5, 5, 16), (2, 1, 7))  # q heads, kv heads, dim
 KINDS = (common.ESTIMATOR_KIND_EXACT, common.ESTIMATOR_KIND_LSH)
-METHODS = ("OpenPart", "AppendKv", "AppendKvStream", "Attend", "AttendStream", "SealPart", "ForkPart",
-           "TruncatePart", "ReadKv", "RenewParts", "ClosePart", "GetPart")
+METHODS = ("OpenPart", "AppendKv", "AppendKvStream", "Attend", "AttendStream", "SealPart",
+           "ForkPart", "TruncatePart", "ReadKv", "RenewParts", "ClosePart", "GetPart")
 # What garbage may be answered with. INTERNAL and UNKNOWN are never among them.
 REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED,
             grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.FAILED_PRECONDITION,
@@ -192,8 +192,8 @@ class Soak:
         rows = self.pools[SHAPES[2]][:TOKENS_MAX]
         try:
             while True:
-                held.append(Part(self.client, q_heads=4, kv_heads=1, dim=128, dtype=common.DTYPE_F32,
-                                 estimator=KINDS[self.draw(0, 1)]))
+                held.append(Part(self.client, q_heads=4, kv_heads=1, dim=128,
+                                 dtype=common.DTYPE_F32, estimator=KINDS[self.draw(0, 1)]))
                 self.counts["opened"] += 1
                 for at in range(self.draw(1, 20)):
                     held[-1].append(rows, rows, at * TOKENS_MAX, bulk=self.chance(0.5),

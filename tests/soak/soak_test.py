@@ -113,7 +113,7 @@ class SoakTest(unittest.TestCase):
               f"by {grown:.1f}; threads {min(threads)} to {max(threads)}, open files {min(files)} "
               f"to {max(files)}")
         self.assertLess(grown, GROWTH_MIB)
-        self.assertLessEqual(max(threads[half:]), max(threads[:half]) + 2)  # gRPC has a pool of them
+        self.assertLessEqual(max(threads[half:]), max(threads[:half]) + 2)  # gRPC's pool
         self.assertLessEqual(max(files[half:]), max(files[:half]) + 1)
         for kind in ("cycles", "compared", "forked", "truncated", "read", "garbage refused",
                      "garbage answered", "refused for memory"):

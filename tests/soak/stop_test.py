@@ -1,5 +1,5 @@
-"""SIGTERM to a node in the middle of work, again and again: it ends with 0 within its time, and each
-call that was in flight was answered, or refused with a status that says why.
+"""SIGTERM to a node in the middle of work, again and again: it ends with 0 within its time, and
+each call that was in flight was answered, or refused with a status that says why.
 
 PIGPEN_LONG=1: 50 times instead of 5. PIGPEN_SOAK_SEED=N repeats the draws of a run.
 """
@@ -48,8 +48,8 @@ class Load:
             self.outcomes[outcome] += 1
 
     def end(self):
-        """After the node is gone. Python's gRPC has been seen to lose the end of a call together with
-        its deadline when the connection broke: closing the channel ends it."""
+        """After the node is gone. Python's gRPC has been seen to lose the end of a call together
+        with its deadline when the connection broke: closing the channel ends it."""
         self.ended.set()
         for thread, client in zip(self.threads, self.clients):
             thread.join(20)
