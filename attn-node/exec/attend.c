@@ -135,11 +135,13 @@ static enum pp_status take_outputs(struct an_job *job, struct an_attend_item *it
     return PP_OK;
 }
 
-/* The estimator asked for: the part's, exact, or the part's named again. */
+/* The estimator asked for: the part's, exact, or the part's named again. `used` says it until the
+ * attend has run. */
 static enum pp_status choose_estimator(const struct an_part *part, struct an_attend_item *item)
 {
     const struct pp_estimator *own = &part->spec.estimator;
     struct pp_estimator asked = item->estimator;
+    item->forced = asked.kind != PP_ESTIMATOR_NONE;
     if (asked.kind == PP_ESTIMATOR_NONE) {
         item->used = own->kind;
         return PP_OK;
@@ -204,6 +206,7 @@ enum pp_status an_attend_admit(const struct an_part *part, uint32_t layer, enum 
     }
     item->rows_held = item->held_tokens * part->spec.kv_head_count * item->q_rows;
     item->rows_read = 0;
+    item->rows_sampled = 0;
     item->flags = 0;
     return take_outputs(job, item);
 }
@@ -217,10 +220,12 @@ static void add_units(struct an_attend *attend, uint32_t task_index)
     for (uint32_t kv = 0; kv < task->part->spec.kv_head_count; kv++) {
         for (uint32_t at = 0; at < lanes; at += step) {
             struct an_unit *unit = &attend->units[attend->unit_count++];
-            unit->task = task_index;
-            unit->kv_head = kv;
-            unit->lane_begin = task->lane_begin + kv * lanes + at;
-            unit->lane_count = lanes - at < step ? lanes - at : step;
+            *unit = (struct an_unit){
+                .task = task_index,
+                .kv_head = kv,
+                .lane_begin = task->lane_begin + kv * lanes + at,
+                .lane_count = lanes - at < step ? lanes - at : step,
+            };
         }
     }
 }
@@ -301,4 +306,8 @@ void an_attend_run(struct an_attend *attend, const struct an_attend_args *args,
         }
     }
     run_batch(attend, args->q_dtype);
+    for (uint32_t i = 0; i < args->item_count; i++) {
+        struct an_attend_item *item = &args->items[i];
+        item->used = item->rows_sampled > 0 ? item->used : PP_EXACT;
+    }
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "attn-node/exec/attend_internal.h"
+#include "attn-node/index/uniform.h"
 
 #define LSH_VAR_FACTOR 2.56f
 
@@ -15,7 +16,8 @@ struct answer {
 };
 
 /* Normalises o in place. False when something is not finite (law 7). */
-static bool finish_lane(struct an_lane *lane, uint32_t dim, struct answer *answer_out)
+static bool finish_lane(struct an_lane *lane, uint32_t dim, float var_factor,
+                        struct answer *answer_out)
 {
     struct an_accumulator *sum = &lane->sum;
     *answer_out = (struct answer){.lse = -INFINITY};
@@ -36,68 +38,62 @@ static bool finish_lane(struct an_lane *lane, uint32_t dim, struct answer *answe
     answer_out->lse = sum->m + logf(sum->sum);
     if (sum->b1 != NULL) {
         float var = (sum->b2 - 2.0f * o_b1 + o_norm * sum->b0) * inverse * inverse;
-        answer_out->var = var > 0.0f ? LSH_VAR_FACTOR * var : 0.0f;
-        answer_out->lse_var = LSH_VAR_FACTOR * sum->b0 * inverse * inverse;
+        answer_out->var = var > 0.0f ? var_factor * var : 0.0f;
+        answer_out->lse_var = var_factor * sum->b0 * inverse * inverse;
     }
     return finite && isfinite(answer_out->lse) && isfinite(answer_out->var) &&
            isfinite(answer_out->lse_var);
 }
 
-/* Held tokens of the task's prefix that were sampled, not read one by one. */
-static uint64_t sampled_tokens(const struct an_task *task)
+/* One q row of a unit's kv head: its lanes' answers, and the distinct rows that its group read. */
+static void finish_group(struct an_attend *attend, const struct an_unit *unit, uint32_t lane_index)
 {
-    uint64_t tokens = 0;
-    for (uint32_t i = 0; i < task->layer->view_count && task->sampled; i++) {
-        struct an_stretch stretch = an_layer_stretch(task->layer, i, task->held);
-        if (stretch.segment->indexed) {
-            tokens += stretch.end - stretch.begin;
-        }
-    }
-    return tokens;
-}
-
-/* One q row of one kv head: its lanes' answers, and the distinct rows that its group read. */
-static void finish_group(struct an_attend *attend, struct an_task *task, uint32_t kv, uint32_t row,
-                         uint64_t sampled)
-{
+    const struct an_task *task = &attend->tasks[unit->task];
     struct an_attend_item *item = task->item;
-    uint32_t lane_index = task->lane_begin + (kv * task->row_count + row) * task->group;
-    uint64_t drawn = 0; /* of the sampled tokens */
+    uint32_t row = (lane_index - task->lane_begin) / task->group % task->row_count;
+    uint64_t at = (uint64_t)(task->row_begin + row) * task->q_heads + unit->kv_head * task->group;
+    uint64_t drawn = 0;   /* of the sampled tokens, by their index */
+    uint64_t uniform = 0; /* and by uniform samples: the same rows for every head */
     bool fall_back = false;
+    bool long_views = unit->sampled_tokens > AN_UNIFORM_ROWS;
     for (uint32_t g = 0; g < task->group; g++) {
         struct an_lane *lane = &attend->lanes[lane_index + g];
-        uint64_t at = (uint64_t)(task->row_begin + row) * task->q_heads + kv * task->group + g;
         struct answer answer;
-        if (!finish_lane(lane, task->dim, &answer)) {
+        float factor = lane->fall_back ? 1.0f : LSH_VAR_FACTOR;
+        if (!finish_lane(lane, task->dim, factor, &answer)) {
             item->status = PP_NON_FINITE;
         }
-        item->lse[at] = answer.lse;
-        item->var[at] = answer.var;
-        item->lse_var[at] = answer.lse_var;
-        item->keys_read[at] = lane->sum.keys_read;
+        item->lse[at + g] = answer.lse;
+        item->var[at + g] = answer.var;
+        item->lse_var[at + g] = answer.lse_var;
+        item->keys_read[at + g] = lane->sum.keys_read;
         drawn += lane->rows_added;
+        uniform = lane->fall_back ? lane->sampled_rows : uniform;
         fall_back = fall_back || lane->fall_back;
     }
-    item->flags |= fall_back ? 1u : 0u;
-    item->rows_read += task->held - sampled + (fall_back ? sampled : drawn);
+    if (fall_back) {
+        item->flags |= AN_ATTEND_EMPTY_SAMPLE | (long_views ? AN_ATTEND_UNIFORM : 0u);
+        drawn = long_views ? drawn + uniform : unit->sampled_tokens;
+    }
+    item->rows_sampled += unit->sampled_tokens;
+    item->rows_read += task->held - unit->sampled_tokens + drawn;
 }
 
 void an_attend_finish(struct an_attend *attend)
 {
-    for (uint32_t i = 0; i < attend->task_count; i++) {
-        struct an_task *task = &attend->tasks[i];
+    bool late = an_attend_late(attend);
+    for (uint32_t i = 0; i < attend->unit_count; i++) {
+        const struct an_unit *unit = &attend->units[i];
+        const struct an_task *task = &attend->tasks[unit->task];
         if (task->failed) {
             continue;
         }
-        if (an_attend_late(attend)) {
+        if (late) {
             task->item->status = PP_DEADLINE_EXCEEDED;
             continue;
         }
-        uint64_t sampled = sampled_tokens(task);
-        for (uint32_t kv = 0; kv < task->part->spec.kv_head_count; kv++) {
-            for (uint32_t row = 0; row < task->row_count; row++) {
-                finish_group(attend, task, kv, row, sampled);
-            }
+        for (uint32_t lane = 0; lane < unit->lane_count; lane += task->group) {
+            finish_group(attend, unit, unit->lane_begin + lane);
         }
     }
 }

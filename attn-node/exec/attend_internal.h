@@ -34,7 +34,7 @@ struct an_task {
     uint32_t row_begin, row_count; /* q rows of the item */
     uint32_t group, q_heads, dim;
     uint32_t lane_begin; /* lane of (kv head, row, g): lane_begin + (kv * rows + row) * group + g */
-    bool sampled;        /* indexed views are sampled */
+    bool sampled;        /* indexed views may be sampled */
     bool failed;
 };
 
@@ -42,7 +42,14 @@ struct an_unit {
     uint32_t task;
     uint32_t kv_head;
     uint32_t lane_begin, lane_count; /* of whole groups: a q row's heads are never parted */
+    uint64_t sampled_tokens;         /* held tokens of the views that its lanes sample */
     uint32_t piece_begin, piece_end; /* of the wave */
+};
+
+enum an_piece_kind {
+    AN_PIECE_EXACT,   /* a block of rows, read one by one */
+    AN_PIECE_SAMPLED, /* a view, by its index */
+    AN_PIECE_UNIFORM, /* a block of a view, by a uniform sample: the index found nothing */
 };
 
 struct an_piece {
@@ -52,8 +59,8 @@ struct an_piece {
     uint32_t unit;
     uint32_t lane_begin, lane_count;
     uint32_t accumulator_begin;
-    bool sampled;
-    uint64_t held_first; /* sampled: held index that row 0 has, or would have */
+    enum an_piece_kind kind;
+    uint64_t held_first; /* held index that row 0 has, or would have */
     uint64_t *rows_read; /* sampled: [bitmap_words], of the segment's rows; out */
     uint32_t bitmap_words;
     /* The rows of the same q row's heads before this one, NULL for the first: in the plan they come
@@ -103,11 +110,24 @@ struct an_attend {
     uint32_t bitmap_words_used;
 };
 
+/* Where the plan is: `lane` is the unit's next lane that the stretch has not had, `row` the next
+ * row of a stretch that goes in blocks. Zeroed: before the first piece. */
+struct an_cursor {
+    uint32_t unit, stretch, lane;
+    uint32_t row;
+    bool row_set;
+    bool chosen, sampled; /* whether the unit samples the stretch */
+    bool fall_back;       /* walks what lanes need whose sample was empty */
+};
+
+/* The next piece of the batch, without its place in the wave; false when there is none. */
+bool an_plan_next(struct an_attend *attend, struct an_cursor *cursor, struct an_piece *piece);
+
 /* Reads and checks q, copies or makes the signatures of the batch's lanes. */
 void an_attend_load(struct an_attend *attend, enum pp_dtype q_dtype);
 
 /* Runs all pieces of the batch in waves: first what the plan says, then, for lanes whose sample
- * came out empty, the sampled views exactly (law 2). */
+ * came out empty, the sampled views exactly or, when they are long, by a uniform sample (law 2). */
 void an_attend_waves(struct an_attend *attend);
 
 /* Normalises the lanes into the items' outputs. */

@@ -1,125 +1,16 @@
 /*
  * Pieces of a batch, in waves: as many as the memory for their sums holds are computed by the team,
  * then merged into their lanes in index order; the next wave goes on where the last one ended. The
- * order of merging is therefore the order of the plan, whatever the number of threads.
- * See attend_internal.h.
+ * order of merging is therefore the order of the plan (attend_plan.c), whatever the number of
+ * threads. See attend_internal.h.
  */
 #include <string.h>
 
 #include "attn-node/exec/attend_internal.h"
+#include "attn-node/index/uniform.h"
 #include "common/base/assert.h"
 #include "common/base/rng.h"
 #include "common/run/team.h"
-
-/* Where the plan is: `lane` is the unit's next lane that the stretch has not had, `row` the next
- * row of a stretch that is read exactly. */
-struct cursor {
-    uint32_t unit, stretch, lane;
-    uint32_t row;
-    bool row_set;
-    bool fall_back;
-};
-
-static void next_stretch(struct cursor *cursor)
-{
-    cursor->stretch++;
-    cursor->lane = 0;
-    cursor->row_set = false;
-}
-
-static void next_unit(struct cursor *cursor)
-{
-    cursor->unit++;
-    cursor->stretch = 0;
-    cursor->lane = 0;
-    cursor->row_set = false;
-}
-
-/* The next block of rows for lanes [cursor lane, + lane_count); false when the stretch is done. */
-static bool next_block(struct cursor *cursor, const struct an_stretch *stretch,
-                       struct an_piece *piece)
-{
-    if (!cursor->row_set) {
-        cursor->row = stretch->begin;
-        cursor->row_set = true;
-    }
-    if (cursor->row >= stretch->end) {
-        return false;
-    }
-    uint32_t border = (cursor->row / AN_BLOCK_TOKENS + 1) * AN_BLOCK_TOKENS;
-    piece->begin = cursor->row;
-    piece->end = border < stretch->end ? border : stretch->end;
-    cursor->row = piece->end;
-    return true;
-}
-
-/* Fills `piece` from the stretch under the cursor; false when nothing of it is left. */
-static bool piece_of_stretch(struct an_attend *attend, struct cursor *cursor,
-                             const struct an_unit *unit, const struct an_stretch *stretch,
-                             struct an_piece *piece)
-{
-    bool indexed = stretch->segment != NULL && stretch->segment->indexed;
-    bool sampled = attend->tasks[unit->task].sampled && indexed;
-    piece->sampled = sampled && !cursor->fall_back;
-    if (cursor->fall_back) {
-        while (sampled && cursor->lane < unit->lane_count) {
-            bool wanted = attend->lanes[unit->lane_begin + cursor->lane].fall_back;
-            piece->lane_begin = unit->lane_begin + cursor->lane;
-            piece->lane_count = 1;
-            if (wanted && next_block(cursor, stretch, piece)) {
-                return true;
-            }
-            cursor->lane++;
-            cursor->row_set = false;
-        }
-        return false;
-    }
-    if (sampled) {
-        const struct an_task *task = &attend->tasks[unit->task];
-        uint32_t left = task->group - cursor->lane % task->group; /* of the q row */
-        uint32_t step = an_index_heads_at_once(&stretch->segment->params->index, task->group);
-        piece->begin = stretch->begin;
-        piece->end = stretch->end;
-        piece->lane_begin = unit->lane_begin + cursor->lane;
-        piece->lane_count = step < left ? step : left;
-        piece->held_first = stretch->held_begin - stretch->begin;
-        cursor->lane += piece->lane_count;
-        return piece->lane_begin < unit->lane_begin + unit->lane_count;
-    }
-    for (; cursor->lane < unit->lane_count; cursor->lane += AN_EXACT_LANES) {
-        uint32_t left = unit->lane_count - cursor->lane;
-        piece->lane_begin = unit->lane_begin + cursor->lane;
-        piece->lane_count = left < AN_EXACT_LANES ? left : AN_EXACT_LANES;
-        if (next_block(cursor, stretch, piece)) {
-            return true;
-        }
-        cursor->row_set = false;
-    }
-    return false;
-}
-
-static bool next_piece(struct an_attend *attend, struct cursor *cursor, struct an_piece *piece)
-{
-    for (; cursor->unit < attend->unit_count; next_unit(cursor)) {
-        const struct an_unit *unit = &attend->units[cursor->unit];
-        const struct an_task *task = &attend->tasks[unit->task];
-        uint32_t stretches = task->failed ? 0 : an_layer_stretch_count(task->layer);
-        for (; cursor->stretch < stretches; next_stretch(cursor)) {
-            struct an_stretch stretch = an_layer_stretch(task->layer, cursor->stretch, task->held);
-            if (stretch.begin == stretch.end) {
-                break;
-            }
-            if (piece_of_stretch(attend, cursor, unit, &stretch, piece)) {
-                piece->unit = cursor->unit;
-                piece->segment = stretch.segment;
-                piece->rows =
-                    an_extent_rows(stretch.extent, task->part->params, unit->kv_head, stretch.base);
-                return true;
-            }
-        }
-    }
-    return false;
-}
 
 /* A bitmap for a sampled piece. */
 static void place_bitmap(struct an_attend *attend, const struct an_task *task,
@@ -138,7 +29,7 @@ static void place_bitmap(struct an_attend *attend, const struct an_task *task,
 static bool place_piece(struct an_attend *attend, struct an_piece *piece)
 {
     const struct an_task *task = &attend->tasks[attend->units[piece->unit].task];
-    piece->bitmap_words = piece->sampled ? (piece->end + 63u) / 64u : 0;
+    piece->bitmap_words = piece->kind == AN_PIECE_SAMPLED ? (piece->end + 63u) / 64u : 0;
     uint32_t floats_each = task->dim * (task->sampled ? 2u : 1u);
     uint32_t floats = floats_each * piece->lane_count;
     if (floats > AN_PIECE_FLOATS - attend->piece_floats_used ||
@@ -146,7 +37,7 @@ static bool place_piece(struct an_attend *attend, struct an_piece *piece)
         piece->bitmap_words > AN_BITMAP_WORDS - attend->bitmap_words_used) {
         return false;
     }
-    if (piece->sampled) {
+    if (piece->kind == AN_PIECE_SAMPLED) {
         place_bitmap(attend, task, piece);
     }
     piece->accumulator_begin = attend->accumulator_count;
@@ -160,7 +51,7 @@ static bool place_piece(struct an_attend *attend, struct an_piece *piece)
     return true;
 }
 
-/* The random numbers of a sampled piece's q row and kv head. */
+/* The random numbers of a piece's q row and kv head. */
 static struct an_index_draw draw_of(const struct an_attend *attend, const struct an_piece *piece)
 {
     const struct an_unit *unit = &attend->units[piece->unit];
@@ -177,25 +68,11 @@ static struct an_index_draw draw_of(const struct an_attend *attend, const struct
                                   .first = piece->held_first};
 }
 
-static void run_piece(void *context, uint64_t index, uint32_t thread)
+static void sample_piece(struct an_attend *attend, struct an_piece *piece, uint32_t thread,
+                         struct an_accumulator *sums)
 {
-    struct an_attend *attend = context;
-    struct an_piece *piece = &attend->pieces[index];
-    const struct an_task *task = &attend->tasks[attend->units[piece->unit].task];
-    struct an_accumulator *sums = &attend->accumulators[piece->accumulator_begin];
-    for (uint32_t i = 0; i < piece->lane_count; i++) {
-        an_accumulator_clear(&sums[i], task->dim);
-    }
-    if (an_attend_late(attend)) {
-        return;
-    }
     uint32_t kv_head = attend->units[piece->unit].kv_head;
     uint32_t q_at = attend->lane_q[piece->lane_begin];
-    if (!piece->sampled) {
-        attend->kernels->attend_exact(&piece->rows, piece->begin, piece->end,
-                                      attend->q_scaled + q_at, piece->lane_count, sums);
-        return;
-    }
     struct an_index_query query = {
         .heads = piece->lane_count,
         .q = attend->q + q_at,
@@ -208,6 +85,36 @@ static void run_piece(void *context, uint64_t index, uint32_t thread)
     an_index_attend(piece->segment->index[kv_head], &piece->segment->params->index, &piece->rows,
                     piece->begin, piece->end, &query,
                     attend->query_scratch + thread * attend->query_scratch_bytes, sums);
+}
+
+static void run_piece(void *context, uint64_t index, uint32_t thread)
+{
+    struct an_attend *attend = context;
+    struct an_piece *piece = &attend->pieces[index];
+    const struct an_unit *unit = &attend->units[piece->unit];
+    struct an_accumulator *sums = &attend->accumulators[piece->accumulator_begin];
+    const float *q_scaled = attend->q_scaled + attend->lane_q[piece->lane_begin];
+    for (uint32_t i = 0; i < piece->lane_count; i++) {
+        an_accumulator_clear(&sums[i], attend->tasks[unit->task].dim);
+    }
+    if (an_attend_late(attend)) {
+        return;
+    }
+    struct an_index_draw draw;
+    switch (piece->kind) {
+    case AN_PIECE_EXACT:
+        attend->kernels->attend_exact(&piece->rows, piece->begin, piece->end, q_scaled,
+                                      piece->lane_count, sums);
+        break;
+    case AN_PIECE_SAMPLED:
+        sample_piece(attend, piece, thread, sums);
+        break;
+    case AN_PIECE_UNIFORM:
+        draw = draw_of(attend, piece);
+        an_uniform_attend(&piece->rows, piece->begin, piece->end, unit->sampled_tokens, &draw,
+                          q_scaled, piece->lane_count, sums);
+        break;
+    }
 }
 
 /* Adds the rows of the group's heads before this one to the piece's bitmap; returns how many rows
@@ -236,7 +143,7 @@ static void merge_unit(void *context, uint64_t index, uint32_t thread)
             struct an_lane *lane = &attend->lanes[piece->lane_begin + j];
             const struct an_accumulator *sum = &attend->accumulators[piece->accumulator_begin + j];
             an_accumulator_merge(&lane->sum, sum, dim);
-            lane->sampled_rows += piece->sampled ? sum->keys_read : 0;
+            lane->sampled_rows += piece->kind != AN_PIECE_EXACT ? sum->keys_read : 0;
         }
         attend->lanes[piece->lane_begin].rows_added += merge_bitmap(piece);
     }
@@ -258,7 +165,7 @@ static void run_wave(struct an_attend *attend)
     pp_team_for(attend->threads, attend->piece_count, run_piece, attend);
     pp_team_for(attend->threads, attend->unit_count, merge_unit, attend);
     const struct an_piece *last = &attend->pieces[attend->piece_count - 1];
-    if (last->sampled) {
+    if (last->kind == AN_PIECE_SAMPLED) {
         memcpy(attend->carried, last->rows_read, last->bitmap_words * sizeof(uint64_t));
     }
     attend->piece_count = 0;
@@ -269,9 +176,9 @@ static void run_wave(struct an_attend *attend)
 
 static void run_plan(struct an_attend *attend, bool fall_back)
 {
-    struct cursor cursor = {.fall_back = fall_back};
+    struct an_cursor cursor = {.fall_back = fall_back};
     struct an_piece piece = {0};
-    while (!an_attend_late(attend) && next_piece(attend, &cursor, &piece)) {
+    while (!an_attend_late(attend) && an_plan_next(attend, &cursor, &piece)) {
         if (attend->piece_count == AN_PIECES_MAX || !place_piece(attend, &piece)) {
             run_wave(attend);
             bool placed = place_piece(attend, &piece);
@@ -284,29 +191,13 @@ static void run_plan(struct an_attend *attend, bool fall_back)
     }
 }
 
-/* Whether anything of the task's prefix is sampled. */
-static bool task_has_sampled_rows(const struct an_task *task)
-{
-    for (uint32_t i = 0; i < task->layer->view_count && task->sampled; i++) {
-        const struct an_view *view = &task->layer->views[i];
-        if (view->held_begin < task->held && view->segment->indexed) {
-            return true;
-        }
-    }
-    return false;
-}
-
 void an_attend_waves(struct an_attend *attend)
 {
     run_plan(attend, false);
     bool any = false;
     for (uint32_t i = 0; i < attend->unit_count; i++) {
-        const struct an_unit *unit = &attend->units[i];
-        const struct an_task *task = &attend->tasks[unit->task];
-        if (task->failed || !task_has_sampled_rows(task)) {
-            continue;
-        }
-        for (uint32_t j = 0; j < unit->lane_count; j++) {
+        struct an_unit *unit = &attend->units[i];
+        for (uint32_t j = 0; j < unit->lane_count && unit->sampled_tokens > 0; j++) {
             struct an_lane *lane = &attend->lanes[unit->lane_begin + j];
             lane->fall_back = lane->sampled_rows == 0;
             any = any || lane->fall_back;

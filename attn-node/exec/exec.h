@@ -85,13 +85,19 @@ struct an_append_args {
     bool duplicate;
 };
 
+/* Flags of an item's answer. */
+#define AN_ATTEND_EMPTY_SAMPLE 1u /* a head's sample was empty and was answered otherwise */
+#define AN_ATTEND_UNIFORM      2u /* and that by a uniform sample, not by all rows */
+
 /* One item of an attend: a part's heads for q_rows queries. */
 struct an_attend_item {
     struct an_part_ref part;
     uint64_t held_tokens;
     uint32_t q_rows;
-    struct pp_estimator estimator; /* kind NONE: the part's */
-    const uint8_t *q;              /* [q row][q head][dim] of q_dtype, unaligned */
+    /* kind NONE: the part's, and views are read exactly where that is expected to be cheaper; else
+     * it is used wherever there is an index for it. */
+    struct pp_estimator estimator;
+    const uint8_t *q; /* [q row][q head][dim] of q_dtype, unaligned */
     uint64_t q_bytes;
     const uint8_t *signatures; /* [q row][q head][l] u16, or NULL: hash here */
     uint64_t signature_bytes;
@@ -100,13 +106,15 @@ struct an_attend_item {
     /* out: written when status is PP_OK, into memory taken from the job's arena */
     enum pp_status status;
     uint32_t q_heads, head_dim;
-    float *o;             /* [q row][q head][dim] */
-    float *lse;           /* [q row][q head] */
-    float *var, *lse_var; /* [q row][q head]; zero where exact */
-    uint32_t *keys_read;  /* [q row][q head] */
-    enum pp_estimator_kind used;
+    float *o;                    /* [q row][q head][dim] */
+    float *lse;                  /* [q row][q head] */
+    float *var, *lse_var;        /* [q row][q head]; zero where exact */
+    uint32_t *keys_read;         /* [q row][q head] */
+    bool forced;                 /* the request named the estimator */
+    enum pp_estimator_kind used; /* PP_EXACT when nothing was sampled */
     uint64_t rows_held, rows_read;
-    uint32_t flags; /* bit 0: a sample was empty */
+    uint64_t rows_sampled; /* of rows_held, those that a sample stood for; others were all read */
+    uint32_t flags;        /* AN_ATTEND_* */
 };
 
 struct an_attend_args {

@@ -181,7 +181,7 @@ static void check_attends(struct an_exec *exec, struct fixture *fixture,
     (void)snprintf(detail, sizeof(detail), "%s, largest difference %.2e", pp_status_name(status),
                    error);
     report(test, "exact", status == PP_OK && error < 1e-2, detail);
-    status = attend(exec, fixture, PP_ESTIMATOR_NONE);
+    status = attend(exec, fixture, PP_LSH);
     const struct an_attend_item *item = &fixture->item;
     (void)snprintf(detail, sizeof(detail), "%s, %llu of %llu rows read", pp_status_name(status),
                    (unsigned long long)item->rows_read, (unsigned long long)item->rows_held);

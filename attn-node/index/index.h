@@ -7,6 +7,7 @@
 #ifndef PIGPEN_ATTN_NODE_INDEX_INDEX_H
 #define PIGPEN_ATTN_NODE_INDEX_INDEX_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "attn-node/kernels/kernels.h"
@@ -68,6 +69,17 @@ void an_index_attend(const struct an_index *index, const struct an_index_params 
                      const struct an_rows *rows, uint32_t begin, uint32_t end,
                      const struct an_index_query *query, void *scratch,
                      struct an_accumulator *accumulators);
+
+/* Whether sampling is expected to take less time than reading the rows [begin, end) for these lanes
+ * (q rows x heads of the group, [lanes][l] codes for lsh), by the kernels' costs and, for lsh, by
+ * the length of some of the buckets that the lanes ask for. A function of its arguments and the
+ * instruction set only. costs_out: NULL, or the two predictions. */
+struct an_index_costs {
+    double sampled_ns, exact_ns; /* of one thread */
+};
+bool an_index_pays(const struct an_index *index, const struct an_index_params *params,
+                   const struct an_rows *rows, uint32_t begin, uint32_t end, uint32_t lanes,
+                   const uint16_t *codes, struct an_index_costs *costs_out);
 
 /* The rows that the sample would read, without attending: ids in ascending order into
  * ids_out [end - begin] and log u beside; of lsh for the first head. Returns their number. For

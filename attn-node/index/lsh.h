@@ -25,6 +25,17 @@ struct an_index {
     const uint16_t *ids;
 };
 
+/* The ids of a table's bucket, and how many they are. */
+static inline const uint16_t *an_lsh_bucket(const struct an_index *index, uint32_t table,
+                                            uint32_t code, uint32_t *count_out)
+{
+    const uint16_t *offsets = index->offsets + ((uint64_t)table << index->k);
+    uint32_t begin = offsets[code];
+    uint32_t end = code + 1 < (1u << index->k) ? offsets[code + 1] : index->tokens;
+    *count_out = end - begin;
+    return index->ids + (uint64_t)table * index->tokens + begin;
+}
+
 /* Rows seen in at least t of the l tables, ascending, within [begin, end), without central rows.
  * rows_read: NULL, or as in an_index_query. scratch: an_lsh_scratch_bytes. Returns their number. */
 uint64_t an_lsh_scratch_bytes(uint32_t tokens, uint32_t t);

@@ -24,6 +24,7 @@ static void attend_gather(const struct an_rows *rows, const uint16_t *ids, const
 
 const struct an_kernels an_kernels_avx2 = {
     .isa = "avx2",
+    .costs = &an_costs_avx2,
     .attend_exact = attend_exact,
     .score_gather = score_gather,
     .attend_gather = attend_gather,

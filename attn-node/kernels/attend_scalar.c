@@ -93,6 +93,7 @@ static void attend_gather(const struct an_rows *rows, const uint16_t *ids, const
 
 const struct an_kernels an_kernels_scalar = {
     .isa = "scalar",
+    .costs = &an_costs_scalar,
     .attend_exact = attend_exact,
     .score_gather = score_gather,
     .attend_gather = attend_gather,

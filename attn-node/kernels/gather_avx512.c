@@ -230,6 +230,7 @@ static void attend_gather(const struct an_rows *rows, const uint16_t *ids, const
 
 const struct an_kernels an_kernels_avx512 = {
     .isa = "avx512",
+    .costs = &an_costs_avx512,
     .attend_exact = an_attend_exact_avx512,
     .score_gather = score_gather,
     .attend_gather = attend_gather,

@@ -33,8 +33,24 @@ struct an_accumulator {
     uint32_t keys_read;
 };
 
+/* What the work of an attend takes a thread, in ns, memory cold: measured once an instruction set
+ * and written down (costs.c), never timed by a running node, because what is planned by them must
+ * come out the same every time (law 8). Only their ratios decide. */
+struct an_costs {
+    float row_byte; /* exact: a byte of a row, once for all lanes */
+    float
+        row_value; /* exact: one dimension of one row for one lane, K and V; hides behind reading */
+    float query;   /* lsh: a lane, whatever it finds */
+    float table;   /* lsh: finding the query's bucket in one table */
+    float hit;     /* lsh: one id of a bucket */
+    float word;    /* lsh: clearing and scanning 64 rows of the bitmaps */
+    float gather_row;  /* lsh: a chosen row, its log u */
+    float gather_byte; /* lsh: a byte of a chosen row, K and V */
+};
+
 struct an_kernels {
     const char *isa;
+    const struct an_costs *costs;
     /* Every row of [begin, end) for `heads` queries (all heads of a group and all q rows alike):
      * q [heads][dim] f32, already multiplied by the scale. Reads each row once. */
     void (*attend_exact)(const struct an_rows *rows, uint32_t begin, uint32_t end, const float *q,
@@ -48,6 +64,10 @@ struct an_kernels {
     void (*attend_gather)(const struct an_rows *rows, const uint16_t *ids, const float *scores,
                           const float *log_u, uint32_t count, struct an_accumulator *accumulator);
 };
+
+/* Predicted ns of one thread for attend_exact over `count` such rows. */
+double an_exact_cost(const struct an_costs *costs, const struct an_rows *rows, uint32_t count,
+                     uint32_t lanes);
 
 /* The table in use. Chosen at the first call (call it on main before threads start). */
 const struct an_kernels *an_kernels_get(void);

@@ -10,6 +10,10 @@ extern const struct an_kernels an_kernels_scalar;
 extern const struct an_kernels an_kernels_avx2;
 extern const struct an_kernels an_kernels_avx512;
 
+extern const struct an_costs an_costs_scalar;
+extern const struct an_costs an_costs_avx2;
+extern const struct an_costs an_costs_avx512;
+
 /* The part of the AVX-512 table that lies in a file of its own. */
 void an_attend_exact_avx512(const struct an_rows *rows, uint32_t begin, uint32_t end,
                             const float *q, uint32_t heads, struct an_accumulator *accumulators);

@@ -132,6 +132,7 @@ static void encode_result(struct an_scratch *scratch, uint32_t index,
     result->keys_held = item->rows_held;
     result->keys_read = item->rows_read;
     result->flags = item->flags;
+    result->keys_sampled = item->rows_sampled;
 }
 
 const ProtobufCMessage *an_encode_attend(struct an_service *service, struct an_request *request,

@@ -234,6 +234,7 @@ static enum pp_status eval_estimator(struct eval *eval, const struct gw_eval_est
     struct gw_sequence *sequence = NULL;
     struct gw_sequence_options options = {.remote = eval->worker.remote,
                                           .estimator = estimator->estimator,
+                                          .nodes_plan = eval->worker_options.nodes_plan,
                                           .dense_layers = eval->worker.dense_layers,
                                           .dense_layer_count = eval->worker.dense_layer_count,
                                           .hash_seed = eval->worker_options.hash_seed,

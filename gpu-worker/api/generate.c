@@ -220,6 +220,7 @@ static enum pp_status generate_open(struct generate *generate)
                            (uint32_t)generate->top_k, generate->top_p, generate->seed));
     struct gw_sequence_options options = {.remote = generate->worker.remote,
                                           .estimator = generate->estimator,
+                                          .nodes_plan = generate->worker_options.nodes_plan,
                                           .dense_layers = generate->worker.dense_layers,
                                           .dense_layer_count = generate->worker.dense_layer_count,
                                           .hash_seed = generate->worker_options.hash_seed,

@@ -54,6 +54,13 @@ static size_t worker_node_options(struct gw_worker_options *options, struct pp_o
          .default_text = "",
          .value_name = "LAYERS",
          .help = "Layers that nodes attend exactly whatever the estimator, counted from 0: 0,16."},
+        {.name = "nodes-plan",
+         .kind = PP_OPTION_BOOL,
+         .target = &options->nodes_plan,
+         .group = "Attention nodes",
+         .default_text = "false",
+         .help =
+             "Nodes read all keys of a span where they expect that to be faster than sampling."},
         {.name = "hash-seed",
          .kind = PP_OPTION_U64,
          .target = &options->hash_seed,

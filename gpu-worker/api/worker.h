@@ -29,6 +29,7 @@ struct gw_worker_options {
     uint64_t hash_seed;
     uint64_t node_timeout_us;
     const char *dense_layers; /* "0,16"; "": none */
+    bool nodes_plan;
     int log_level;
 };
 

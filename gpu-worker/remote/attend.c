@@ -130,7 +130,7 @@ static void take_statistics(struct gw_remote_sequence *sequence, struct gw_remot
 {
     uint64_t last_us = sequence->attend_begun_us;
     answer->keys_read = answer->keys_held = answer->node_us = 0;
-    answer->estimator_used = true;
+    answer->estimator_used = false;
     for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
         const struct gw_dispatch *dispatch = &sequence->parts[i].dispatch;
         if (dispatch->held_tokens == 0) {
@@ -140,7 +140,7 @@ static void take_statistics(struct gw_remote_sequence *sequence, struct gw_remot
         answer->keys_held += dispatch->held_tokens * dispatch->kv_heads * dispatch->q_rows;
         answer->node_us = dispatch->node_us > answer->node_us ? dispatch->node_us : answer->node_us;
         last_us = dispatch->answered_us > last_us ? dispatch->answered_us : last_us;
-        answer->estimator_used = answer->estimator_used && dispatch->used == dispatch->asked;
+        answer->estimator_used = answer->estimator_used || dispatch->used == dispatch->asked;
     }
     uint64_t took_us = last_us - sequence->attend_begun_us;
     answer->network_us = took_us > answer->node_us ? took_us - answer->node_us : 0;

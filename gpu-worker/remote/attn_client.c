@@ -141,11 +141,14 @@ static enum pp_status pack_header(struct gw_dispatch *dispatch,
         item.n_seeds = attend->q_rows;
         item.seeds = seeds;
     }
-    if (attend->estimator.kind != PP_ESTIMATOR_NONE) {
-        estimator.kind = (Pigpen__V1__EstimatorKind)attend->estimator.kind;
-        estimator.k = attend->estimator.k;
-        estimator.l = attend->estimator.l;
-        estimator.t = attend->estimator.t;
+    const struct gw_remote_sequence_config *config = &dispatch->sequence->config;
+    bool own = attend->estimator.kind == PP_ESTIMATOR_NONE;
+    const struct pp_estimator *asked = own ? &config->estimator : &attend->estimator;
+    if (!own || !config->nodes_plan) {
+        estimator.kind = (Pigpen__V1__EstimatorKind)asked->kind;
+        estimator.k = asked->k;
+        estimator.l = asked->l;
+        estimator.t = asked->t;
         item.estimator = &estimator;
     }
     request.request_id = dispatch->request_id;

@@ -64,6 +64,8 @@ struct gw_remote_sequence_config {
     uint8_t fingerprint[PP_FINGERPRINT_BYTES];
     uint32_t fingerprint_bytes;
     struct pp_estimator estimator;
+    bool nodes_plan; /* nodes may read exactly where they expect that to be cheaper; else estimator
+                        is used wherever there is an index for it */
     uint64_t hash_seed;
     const uint32_t *dense_layers;
     uint32_t dense_layer_count;
@@ -115,7 +117,7 @@ struct gw_remote_answer {
     uint64_t keys_read, keys_held; /* rows a kv head, summed over kv heads and q rows */
     uint64_t node_us;              /* the slowest node's own time */
     uint64_t network_us;           /* dispatch to last answer, less node_us */
-    bool estimator_used; /* every part that held tokens used the asked estimator somewhere */
+    bool estimator_used;           /* some part used the asked estimator somewhere */
 };
 PP_MUST_USE enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
                                                   const struct gw_remote_attend *attend);

@@ -118,7 +118,7 @@ static uint64_t check_rows_read(struct bed *bed, uint64_t handle, uint64_t held,
     const struct shape *shape = &bed->shape;
     struct an_attend_item item;
     assert_int_equal(fixture_attend(&bed->fixture, handle, 1, 0, held, q_rows, bed->q,
-                                    shape->q_heads, shape->dim, PP_ESTIMATOR_NONE, &item),
+                                    shape->q_heads, shape->dim, PP_LSH, &item),
                      PP_OK);
     assert_int_equal(item.used, PP_LSH);
     assert_int_equal(item.flags, 0);

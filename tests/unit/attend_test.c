@@ -38,7 +38,8 @@ static void answers_have_the_same_bits_at_1_2_and_5_threads(void **state)
 {
     (void)state;
     static const uint32_t threads[] = {1, 2, 5};
-    struct bits first[2], bits;
+    struct bits first[3], bits;
+    static const enum pp_estimator_kind kinds[] = {PP_EXACT, PP_LSH, PP_ESTIMATOR_NONE};
     float q[2 * 4 * 64];
     make_queries(3, 2 * 4 * 64, q);
     for (int i = 0; i < 3; i++) {
@@ -54,12 +55,12 @@ static void answers_have_the_same_bits_at_1_2_and_5_threads(void **state)
             assert_int_equal(
                 fixture_append(&fixture, handle, 1, &lsh_shape, 2, at, count, 8, false), PP_OK);
         }
-        for (int kind = 0; kind < 2; kind++) {
+        for (int kind = 0; kind < 3; kind++) {
             struct an_attend_item item;
-            assert_int_equal(fixture_attend(&fixture, handle, 1, 2, 4800, 2, q, 4, 64,
-                                            kind == 0 ? PP_EXACT : PP_ESTIMATOR_NONE, &item),
-                             PP_OK);
-            assert_int_equal(item.used, kind == 0 ? PP_EXACT : PP_LSH);
+            assert_int_equal(
+                fixture_attend(&fixture, handle, 1, 2, 4800, 2, q, 4, 64, kinds[kind], &item),
+                PP_OK);
+            assert_true(kinds[kind] == PP_ESTIMATOR_NONE || item.used == kinds[kind]);
             take_bits(&item, i == 0 ? &first[kind] : &bits);
             assert_true(i == 0 || memcmp(&bits, &first[kind], sizeof(bits)) == 0);
         }
@@ -87,8 +88,8 @@ static void lsh_reads_a_part_of_the_rows_and_comes_near_exact(void **state)
     assert_int_equal(fixture_attend(&fixture, handle, 1, 0, 8192, 1, q, 4, 64, PP_EXACT, &item),
                      PP_OK);
     memcpy(exact_lse, item.lse, sizeof(exact_lse));
-    assert_int_equal(
-        fixture_attend(&fixture, handle, 1, 0, 8192, 1, q, 4, 64, PP_ESTIMATOR_NONE, &item), PP_OK);
+    assert_int_equal(fixture_attend(&fixture, handle, 1, 0, 8192, 1, q, 4, 64, PP_LSH, &item),
+                     PP_OK);
     assert_int_equal(item.used, PP_LSH);
     assert_true(item.rows_read > 0 && item.rows_read < item.rows_held);
     for (int head = 0; head < 4; head++) {
@@ -122,9 +123,8 @@ static void lengths_around_the_switch_read_the_tail_whole_and_stay_near_exact(vo
             held = lengths[i];
         }
         struct an_attend_item item;
-        assert_int_equal(
-            fixture_attend(&fixture, handle, 1, 0, held, 1, q, 4, 64, PP_ESTIMATOR_NONE, &item),
-            PP_OK);
+        assert_int_equal(fixture_attend(&fixture, handle, 1, 0, held, 1, q, 4, 64, PP_LSH, &item),
+                         PP_OK);
         double error = answer_error(&item, &shape, 8, q);
         if (held < 1024) {
             assert_true(error < 1e-4); /* no index yet: exact */
@@ -157,14 +157,122 @@ static void an_empty_sample_is_answered_exactly_and_says_so(void **state)
     float q[4 * 64];
     make_queries(4, 4 * 64, q);
     struct an_attend_item item;
-    assert_int_equal(
-        fixture_attend(&fixture, handle, 1, 0, 1034, 1, q, 4, 64, PP_ESTIMATOR_NONE, &item), PP_OK);
+    assert_int_equal(fixture_attend(&fixture, handle, 1, 0, 1034, 1, q, 4, 64, PP_LSH, &item),
+                     PP_OK);
     assert_int_equal(item.used, PP_LSH);
     assert_int_equal(item.flags, 1);
     assert_int_equal(item.rows_read, 2 * 1034);
     assert_int_equal(item.keys_read[0], 1034);
     assert_true(answer_error(&item, &shape, 8, q) < 1e-4);
     (void)fixture_close(&fixture, handle);
+    fixture_stop(&fixture);
+}
+
+/* Rows that hardly any lsh sample finds, more than are read exactly for an empty one. */
+static void an_empty_sample_of_many_rows_is_answered_by_a_uniform_one(void **state)
+{
+    (void)state;
+    struct fixture fixture = {.now_us = 1};
+    struct an_exec_config config = fixture_config(&fixture);
+    fixture_start(&fixture, &config);
+    enum { HELD = 30000, SEEDS = 24 };
+    struct shape shape = {.layers = 1,
+                          .q_heads = 2,
+                          .kv_heads = 1,
+                          .dim = 8,
+                          .dtype = PP_F32,
+                          .estimator = {.kind = PP_LSH, .k = 16, .l = 2, .t = 2}};
+    uint64_t handle = fixture_open(&fixture, &shape, 1);
+    assert_int_equal(fixture_append(&fixture, handle, 1, &shape, 0, 0, HELD, 8, true), PP_OK);
+    fixture.job.seal = (struct an_seal_args){.part = {handle, 1}};
+    assert_int_equal(fixture_run(&fixture, AN_JOB_SEAL), PP_OK);
+    float q[2 * 8], exact_o[2 * 8], exact_lse[2];
+    make_queries(4, 2 * 8, q);
+    struct an_attend_item item;
+    assert_int_equal(fixture_attend(&fixture, handle, 1, 0, HELD, 1, q, 2, 8, PP_EXACT, &item),
+                     PP_OK);
+    memcpy(exact_o, item.o, sizeof(exact_o));
+    memcpy(exact_lse, item.lse, sizeof(exact_lse));
+    double rows = 0, ratio = 0, squares = 0, published = 0, bias = 0;
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        item = (struct an_attend_item){.part = {handle, 1},
+                                       .held_tokens = HELD,
+                                       .q_rows = 1,
+                                       .estimator = {.kind = PP_LSH},
+                                       .q = (const uint8_t *)q,
+                                       .q_bytes = sizeof(q),
+                                       .seeds = &seed,
+                                       .seed_count = 1};
+        fixture.job.attend =
+            (struct an_attend_args){.q_dtype = PP_F32, .items = &item, .item_count = 1};
+        assert_int_equal(fixture_run(&fixture, AN_JOB_ATTEND), PP_OK);
+        assert_int_equal(item.status, PP_OK);
+        assert_int_equal(item.used, PP_LSH);
+        assert_int_equal(item.flags, AN_ATTEND_EMPTY_SAMPLE | AN_ATTEND_UNIFORM);
+        assert_int_equal(item.keys_read[0], item.keys_read[1]); /* the heads share it */
+        assert_int_equal(item.rows_read, item.keys_read[0]);
+        assert_int_equal(item.rows_sampled, HELD);
+        rows += (double)item.keys_read[0] / SEEDS;
+        ratio += exp((double)(item.lse[0] - exact_lse[0])) / SEEDS;
+        squares += pow((double)(item.lse[0] - exact_lse[0]), 2) / SEEDS;
+        published += (double)item.lse_var[0] / SEEDS;
+        for (int i = 0; i < 8; i++) {
+            bias += (double)(item.o[i] - exact_o[i]) / (SEEDS * 8.0);
+        }
+    }
+    double deviation = sqrt(published / SEEDS); /* of a mean */
+    print_message("%.0f rows, e^lse off by %.2e, expected %.2e\n", rows, ratio - 1, deviation);
+    assert_true(fabs(rows - 16384) < 4 * sqrt(16384.0 * (1 - 16384.0 / HELD) / SEEDS) + 1);
+    assert_true(fabs(ratio - 1) < 4 * deviation);
+    assert_true(fabs(bias) < 4 * deviation);
+    assert_true(squares > published / 3 && squares < published * 3);
+    (void)fixture_close(&fixture, handle);
+    fixture_stop(&fixture);
+}
+
+/* One q row of one head to a kv head is sampled; many rows together are cheaper read exactly. */
+static void a_node_reads_exactly_where_that_is_cheaper_unless_the_estimator_is_named(void **state)
+{
+    (void)state;
+    enum { HELD = 9000, ROWS = 48 };
+    struct fixture fixture = {.now_us = 1};
+    struct an_exec_config config = fixture_config(&fixture);
+    fixture_start(&fixture, &config);
+    struct shape shape = lsh_shape;
+    shape.estimator = (struct pp_estimator){.kind = PP_LSH, .k = 4, .l = 40, .t = 2};
+    uint64_t handle = fixture_open(&fixture, &shape, 1);
+    assert_int_equal(fixture_append(&fixture, handle, 1, &shape, 0, 0, HELD, 8, true), PP_OK);
+    fixture.job.seal = (struct an_seal_args){.part = {handle, 1}};
+    assert_int_equal(fixture_run(&fixture, AN_JOB_SEAL), PP_OK);
+    float *q = malloc(ROWS * 4 * 64 * sizeof(float));
+    make_queries(4, ROWS * 4 * 64, q);
+    struct an_attend_item item;
+    static const enum pp_estimator_kind asked[] = {PP_ESTIMATOR_NONE, PP_LSH, PP_EXACT};
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(
+            fixture_attend(&fixture, handle, 1, 0, HELD, ROWS, q, 4, 64, asked[i], &item), PP_OK);
+        bool sampled = asked[i] == PP_LSH;
+        assert_int_equal(item.used, sampled ? PP_LSH : PP_EXACT);
+        assert_int_equal(item.rows_sampled, sampled ? item.rows_held : 0);
+        assert_true(sampled || item.rows_read == item.rows_held);
+        assert_true(sampled || answer_error(&item, &shape, 8, q) < 1e-4);
+    }
+    free(q);
+    (void)fixture_close(&fixture, handle);
+    /* Selective tables: sampling pays, and the tail is read beside it. */
+    shape.estimator = (struct pp_estimator){.kind = PP_LSH, .k = 10, .l = 30, .t = 2};
+    handle = fixture_open(&fixture, &shape, 2);
+    assert_int_equal(fixture_append(&fixture, handle, 1, &shape, 0, 0, HELD, 8, false), PP_OK);
+    float one[4 * 64];
+    make_queries(4, 4 * 64, one);
+    assert_int_equal(
+        fixture_attend(&fixture, handle, 1, 0, HELD, 1, one, 4, 64, PP_ESTIMATOR_NONE, &item),
+        PP_OK);
+    assert_int_equal(item.used, PP_LSH);
+    assert_int_equal(item.rows_sampled, 2 * (HELD / 1024 * 1024));
+    assert_true(item.rows_read < item.rows_held);
+    (void)fixture_close(&fixture, handle);
+    fixture_expect_empty(&fixture);
     fixture_stop(&fixture);
 }
 
@@ -185,8 +293,8 @@ static void dense_layers_are_exact_and_take_no_index(void **state)
     float q[4 * 64];
     make_queries(4, 4 * 64, q);
     struct an_attend_item item;
-    assert_int_equal(
-        fixture_attend(&fixture, handle, 1, 1, 2048, 1, q, 4, 64, PP_ESTIMATOR_NONE, &item), PP_OK);
+    assert_int_equal(fixture_attend(&fixture, handle, 1, 1, 2048, 1, q, 4, 64, PP_LSH, &item),
+                     PP_OK);
     assert_int_equal(item.used, PP_EXACT);
     assert_true(answer_error(&item, &lsh_shape, 8, q) < 1e-4);
     static struct an_layer_info layers[PP_LAYERS_MAX];
@@ -264,8 +372,8 @@ static void signatures_outside_their_buckets_are_refused(void **state)
     }
     pp_hash_destroy(hash);
     struct an_attend_item own, sent;
-    assert_int_equal(
-        fixture_attend(&fixture, handle, 1, 0, 1024, 1, q, 4, 64, PP_ESTIMATOR_NONE, &own), PP_OK);
+    assert_int_equal(fixture_attend(&fixture, handle, 1, 0, 1024, 1, q, 4, 64, PP_LSH, &own),
+                     PP_OK);
     float own_o[4 * 64];
     memcpy(own_o, own.o, sizeof(own_o));
     for (int spoil = 0; spoil < 2; spoil++) {
@@ -483,6 +591,8 @@ int main(void)
         cmocka_unit_test(lsh_reads_a_part_of_the_rows_and_comes_near_exact),
         cmocka_unit_test(lengths_around_the_switch_read_the_tail_whole_and_stay_near_exact),
         cmocka_unit_test(an_empty_sample_is_answered_exactly_and_says_so),
+        cmocka_unit_test(an_empty_sample_of_many_rows_is_answered_by_a_uniform_one),
+        cmocka_unit_test(a_node_reads_exactly_where_that_is_cheaper_unless_the_estimator_is_named),
         cmocka_unit_test(dense_layers_are_exact_and_take_no_index),
         cmocka_unit_test(one_bad_item_never_spoils_the_others),
         cmocka_unit_test(signatures_outside_their_buckets_are_refused),

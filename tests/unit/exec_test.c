@@ -91,9 +91,8 @@ static void self_test_passes_at_any_sealing_options_and_leaves_them(void **state
         fixture.job.seal = (struct an_seal_args){.part = {handle, 1}};
         assert_int_equal(fixture_run(&fixture, AN_JOB_SEAL), PP_OK);
         struct an_attend_item item;
-        assert_int_equal(
-            fixture_attend(&fixture, handle, 1, 0, 2048, 1, q, 4, 16, PP_ESTIMATOR_NONE, &item),
-            PP_OK);
+        assert_int_equal(fixture_attend(&fixture, handle, 1, 0, 2048, 1, q, 4, 16, PP_LSH, &item),
+                         PP_OK);
         assert_true(i == 0 ? item.rows_read < item.rows_held : item.rows_read == item.rows_held);
         (void)fixture_close(&fixture, handle);
         fixture_expect_empty(&fixture);

@@ -113,8 +113,8 @@ static void each_side_of_a_fork_sees_its_own_after_appends_seals_and_truncates(v
                      PP_OK);
     assert_true(answer_error(&item, &shape, 10, q) < 1e-4);
     /* A view that cuts a segment, sampled: only rows below the cut may be read. */
-    assert_int_equal(
-        fixture_attend(&fixture, parent, 2, 0, 1500, 1, q, 2, 32, PP_ESTIMATOR_NONE, &item), PP_OK);
+    assert_int_equal(fixture_attend(&fixture, parent, 2, 0, 1500, 1, q, 2, 32, PP_LSH, &item),
+                     PP_OK);
     assert_int_equal(item.used, PP_LSH);
     assert_true(item.keys_read[0] <= 1500);
     (void)fixture_close(&fixture, parent);

@@ -30,12 +30,14 @@ static void fill(struct gw_remote_sequence *sequence, uint32_t tokens)
     free(rows);
 }
 
-static struct world *world_new(uint32_t nodes, enum gw_shard shard, struct pp_estimator estimator)
+static struct world *world_new_as(uint32_t nodes, enum gw_shard shard,
+                                  struct pp_estimator estimator, bool nodes_plan)
 {
     struct world *world = calloc(1, sizeof(*world));
     struct gw_remote_config config;
     struct gw_remote_sequence_config sequence = fake_sequence_config(40);
     sequence.estimator = estimator;
+    sequence.nodes_plan = nodes_plan;
     world->net = fake_net_new();
     fake_remote_config(world->net, nodes, shard, &config);
     assert_int_equal(gw_remote_new(&config, &world->remote), PP_OK);
@@ -45,6 +47,11 @@ static struct world *world_new(uint32_t nodes, enum gw_shard shard, struct pp_es
     fill(world->sequence, 40);
     fill(world->other, 40);
     return world;
+}
+
+static struct world *world_new(uint32_t nodes, enum gw_shard shard, struct pp_estimator estimator)
+{
+    return world_new_as(nodes, shard, estimator, false);
 }
 
 static void world_free(struct world *world)
@@ -151,22 +158,25 @@ static void more_than_is_acknowledged_cannot_be_asked(void **state)
     world_free(world);
 }
 
-static void signatures_travel_for_lsh_only(void **state)
+static void signatures_travel_for_lsh_only_and_its_name_unless_nodes_plan(void **state)
 {
     (void)state;
-    struct world *world = world_new(1, GW_SHARD_TOKENS, (struct pp_estimator){.kind = PP_LSH});
-    struct gw_remote_attend request = {
-        .layer = 0, .held_tokens = 40, .q_rows = 1, .q = world->q, .estimator = exact};
-    struct gw_remote_answer answer = {.o = world->o, .lse = world->lse};
-    assert_int_equal(gw_remote_attend_begin(world->sequence, &request), PP_OK);
-    assert_int_equal(gw_remote_attend_wait(world->sequence, &answer), PP_OK);
-    assert_false(world->net->nodes[0].saw_signatures);
-    assert_true(answer.estimator_used);
-    assert_int_equal(attend(world, world->sequence, 40, 2, &answer), PP_OK);
-    assert_true(world->net->nodes[0].saw_signatures);
-    /* The fake answers exactly, which is not what was asked. */
-    assert_false(answer.estimator_used);
-    world_free(world);
+    for (int nodes_plan = 0; nodes_plan < 2; nodes_plan++) {
+        struct pp_estimator lsh = {.kind = PP_LSH};
+        struct world *world = world_new_as(1, GW_SHARD_TOKENS, lsh, nodes_plan == 1);
+        struct gw_remote_attend request = {
+            .layer = 0, .held_tokens = 40, .q_rows = 1, .q = world->q, .estimator = exact};
+        struct gw_remote_answer answer = {.o = world->o, .lse = world->lse};
+        assert_int_equal(gw_remote_attend_begin(world->sequence, &request), PP_OK);
+        assert_int_equal(gw_remote_attend_wait(world->sequence, &answer), PP_OK);
+        assert_false(world->net->nodes[0].saw_signatures);
+        assert_true(answer.estimator_used);
+        assert_int_equal(attend(world, world->sequence, 40, 2, &answer), PP_OK);
+        assert_true(world->net->nodes[0].saw_signatures);
+        /* The fake uses what an item names, and else answers exactly. */
+        assert_true(answer.estimator_used == (nodes_plan == 0));
+        world_free(world);
+    }
 }
 
 static void a_second_attend_before_the_first_ended_is_refused(void **state)
@@ -347,7 +357,7 @@ int main(void)
         cmocka_unit_test(nothing_held_gives_the_empty_partial),
         cmocka_unit_test(kv_head_shards_stand_side_by_side),
         cmocka_unit_test(more_than_is_acknowledged_cannot_be_asked),
-        cmocka_unit_test(signatures_travel_for_lsh_only),
+        cmocka_unit_test(signatures_travel_for_lsh_only_and_its_name_unless_nodes_plan),
         cmocka_unit_test(a_second_attend_before_the_first_ended_is_refused),
         cmocka_unit_test(every_wrong_answer_ends_its_sequence_and_no_other),
         cmocka_unit_test(late_answers_are_dropped),
