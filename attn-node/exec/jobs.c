@@ -139,11 +139,10 @@ enum pp_status an_exec_append(struct an_exec *exec, struct an_job *job)
     }
     uint64_t held = an_layer_held(layer);
     args->held_tokens = held;
-    if (append.start <= held && held - append.start < append.count) {
-        an_part_use_reserve(part, 2 * part->params->row_bytes * part->params->kv_heads *
-                                      (append.start + append.count - held));
-    }
+    uint64_t used_before = pp_limit_used(&exec->limit);
+    an_part_reserve_lend(part);
     status = an_append_apply(layer, &append, &args->duplicate);
+    an_part_reserve_settle(part, used_before);
     if (status != PP_OK) {
         an_job_explain(job, "layer %u holds %llu tokens", args->layer, (unsigned long long)held);
         return status;

@@ -216,11 +216,20 @@ enum pp_status an_part_seal(struct an_part *part, const uint32_t *layers, uint32
     return PP_OK;
 }
 
-void an_part_use_reserve(struct an_part *part, uint64_t bytes)
+void an_part_reserve_lend(struct an_part *part)
 {
-    uint64_t used = bytes < part->reserved_bytes ? bytes : part->reserved_bytes;
-    pp_limit_release(part->params->store->limit, PP_MEMORY_KV, used);
-    part->reserved_bytes -= used;
+    pp_limit_release(part->params->store->limit, PP_MEMORY_KV, part->reserved_bytes);
+}
+
+void an_part_reserve_settle(struct an_part *part, uint64_t used_before)
+{
+    struct pp_limit *limit = part->params->store->limit;
+    uint64_t lent_to = used_before - part->reserved_bytes, used = pp_limit_used(limit);
+    uint64_t charged = used > lent_to ? used - lent_to : 0;
+    part->reserved_bytes = charged < part->reserved_bytes ? part->reserved_bytes - charged : 0;
+    if (pp_limit_reserve(limit, PP_MEMORY_KV, part->reserved_bytes) != PP_OK) {
+        part->reserved_bytes = 0; /* another thread was given it meanwhile */
+    }
 }
 
 uint64_t an_part_bytes(const struct an_part *part)

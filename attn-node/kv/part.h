@@ -33,7 +33,7 @@ struct an_part {
     struct an_params *params;
     struct an_layer *layers; /* [spec.shape.layers] */
     uint64_t longest;        /* held tokens of the longest layer, as counted by the owner */
-    uint64_t reserved_bytes; /* kept free for the part's first rows; shrinks as they come */
+    uint64_t reserved_bytes; /* kept free for the part's rows; shrinks as they are charged */
     uint64_t own_charge;
     bool forked; /* by this fork, for asking again */
     uint64_t fork_source, fork_held_tokens, fork_generation;
@@ -50,8 +50,8 @@ struct an_part {
 PP_MUST_USE enum pp_status an_part_check(struct an_part_spec *spec, const uint32_t *dense_layers,
                                          uint32_t dense_layer_count);
 
-/* A new, empty part of a checked spec. reserve_bytes are taken from the limit and kept for its
- * rows. PP_MEMORY. */
+/* A new, empty part of a checked spec. reserve_bytes are taken from the limit and kept for what its
+ * rows will be charged. PP_MEMORY: also when they do not fit. */
 PP_MUST_USE enum pp_status an_part_new(struct an_store *store, const struct an_part_spec *spec,
                                        const uint32_t *dense_layers, uint32_t dense_layer_count,
                                        uint64_t reserve_bytes, struct an_part **part_out);
@@ -81,8 +81,11 @@ PP_MUST_USE enum pp_status an_part_truncate(struct an_part *part, uint64_t expec
 PP_MUST_USE enum pp_status an_part_seal(struct an_part *part, const uint32_t *layers,
                                         uint32_t layer_count, uint64_t *segments_out);
 
-/* Lets go of up to `bytes` of the part's reservation, before as many are charged for its rows. */
-void an_part_use_reserve(struct an_part *part, uint64_t bytes);
+/* Around an append, on the thread that owns the limit's K/V: lend gives the part's reservation back
+ * to the limit, so that the rows may be charged out of it; settle keeps of it what they did not
+ * use. `used_before` is the limit's use before lend. */
+void an_part_reserve_lend(struct an_part *part);
+void an_part_reserve_settle(struct an_part *part, uint64_t used_before);
 
 /* Bytes charged to the node for what the part refers to, shared segments in full. */
 uint64_t an_part_bytes(const struct an_part *part);

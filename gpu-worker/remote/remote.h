@@ -69,11 +69,12 @@ struct gw_remote_sequence_config {
     uint64_t hash_seed;
     const uint32_t *dense_layers;
     uint32_t dense_layer_count;
-    uint64_t tokens_expected; /* token shards: the span is cut evenly over the nodes; growth goes to
-                                 the last part */
+    uint64_t tokens_expected; /* the nodes reserve their rows' memory at open; token shards: the
+                                 span is cut evenly over the nodes; growth goes to the last part */
 };
 
-/* Opens the parts of a new sequence on the nodes. */
+/* Opens the parts of a new sequence on the nodes. PP_MEMORY: a node has no room for its share of
+ * tokens_expected; PP_UNAVAILABLE ... */
 PP_MUST_USE enum pp_status gw_remote_sequence_open(struct gw_remote *remote,
                                                    const struct gw_remote_sequence_config *config,
                                                    struct gw_remote_sequence **sequence_out);

@@ -135,6 +135,17 @@ class ClusterTest(unittest.TestCase):
         status, parts = self.parts_after(lambda running: running.stdout.close())
         self.assertEqual((status, parts), (1, "0 parts"))
 
+    def test_answer_that_cannot_fit_is_refused_before_anything_is_computed(self):
+        with node_process.Node(NODE, "--memory-limit=144MiB", "--drain-timeout=5s") as node:
+            done = worker("generate", "--prompt=Hello", "--max-tokens=8000", "--quiet",
+                          nodes_option((node,)))
+            listed = subprocess.run([str(CTL), "parts", "--node", node.address], timeout=30,
+                                    capture_output=True, text=True, env=ENVIRONMENT)
+        self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
+        self.assertIn("MEMORY", done.stderr)
+        self.assertIn("n0", done.stderr)
+        self.assertEqual(listed.stdout.splitlines()[-1], "0 parts", listed.stderr)
+
     def test_no_node_at_the_address_is_a_clear_error(self):
         done = worker("generate", "--prompt=Hello", "--nodes=lost=127.0.0.1:1")
         self.assertNotEqual(done.returncode, 0)
