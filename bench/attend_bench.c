@@ -19,8 +19,6 @@
 #define ROUNDS_MIN  5u
 #define WARM_ROUNDS 2u
 
-extern char **environ;
-
 static struct settings {
     const char *estimator, *json, *dtype;
     uint64_t tokens, q_heads, kv_heads, dim, k, l, t, bits, threads;
@@ -245,23 +243,12 @@ static enum pp_status run_bench(void)
 
 int main(int argc, char **argv)
 {
-    struct pp_options *parsed = NULL;
-    enum pp_options_outcome outcome;
-    struct pp_options_spec spec = {
+    const struct pp_options_spec spec = {
         .program = "attend_bench",
         .summary = "Measures one layer's attend against memory and the exact attend.",
         .version = PP_VERSION,
         .options = options,
         .option_count = sizeof(options) / sizeof(options[0]),
-        .tolerate_foreign_environment = true,
     };
-    if (pp_options_parse(&spec, argc, argv, environ, stdout, stderr, &outcome, &parsed) != PP_OK) {
-        return 2;
-    }
-    enum pp_status status = outcome == PP_OPTIONS_RUN ? run_bench() : PP_OK;
-    if (status != PP_OK) {
-        fprintf(stderr, "attend_bench: %s\n", pp_status_name(status));
-    }
-    pp_options_destroy(parsed);
-    return status == PP_OK ? 0 : 1;
+    return bench_main(&spec, argc, argv, run_bench);
 }

@@ -23,6 +23,24 @@
 
 extern char **environ;
 
+int bench_main(const struct pp_options_spec *spec, int argc, char **argv,
+               enum pp_status (*run)(void))
+{
+    struct pp_options *parsed = NULL;
+    enum pp_options_outcome outcome;
+    struct pp_options_spec own = *spec;
+    own.tolerate_foreign_environment = true;
+    if (pp_options_parse(&own, argc, argv, environ, stdout, stderr, &outcome, &parsed) != PP_OK) {
+        return 2;
+    }
+    enum pp_status status = outcome == PP_OPTIONS_RUN ? run() : PP_OK;
+    if (status != PP_OK) {
+        fprintf(stderr, "%s: %s\n", spec->program, pp_status_name(status));
+    }
+    pp_options_destroy(parsed);
+    return status == PP_OK ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
 static int compare_doubles(const void *left, const void *right)
 {
     double a = *(const double *)left, b = *(const double *)right;

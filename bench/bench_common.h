@@ -1,5 +1,5 @@
 /*
- * What the bench programs share: medians, the report line, and nodes started for a run.
+ * What the bench programs share: their main, medians, the report line, and nodes started for a run.
  * A report is one JSON object a line, appended to --json and printed; it carries machine, isa,
  * threads and commit besides the program's own fields. One thread.
  */
@@ -12,7 +12,13 @@
 
 #include <jansson.h>
 
+#include "common/base/options.h"
 #include "common/base/status.h"
+
+/* The main of a bench: options, then run, with its error told and as the exit status (2: options).
+ * Foreign PIGPEN_* variables are let pass. */
+int bench_main(const struct pp_options_spec *spec, int argc, char **argv,
+               enum pp_status (*run)(void));
 
 /* Median and least of values; sorts them in place. 0 when count is 0. */
 double bench_median(double *values, uint64_t count);

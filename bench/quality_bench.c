@@ -26,8 +26,6 @@
 #define TABLE_ROW        "%-20s %10s %10s %10s %8s %9s %7s %11s\n"
 #define INDEX_TOKENS_MIN "--index-tokens-min=1" /* the estimator is forced */
 
-extern char **environ;
-
 static struct settings {
     const char *model, *text, *estimators, *rows_shares, *json;
     uint64_t context;
@@ -193,7 +191,7 @@ static enum pp_status run_estimator(struct bench *bench, const struct gw_eval_es
     return report(bench, estimator, &run, correct, held);
 }
 
-static enum pp_status run_bench(struct bench *bench)
+static enum pp_status measure(struct bench *bench)
 {
     if (settings.rows_shares[0] != '\0') {
         fprintf(stderr, "quality_bench: --rows-shares is for the sketch estimator, which this "
@@ -218,32 +216,24 @@ static enum pp_status run_bench(struct bench *bench)
     return PP_OK;
 }
 
-int main(int argc, char **argv)
+static enum pp_status run_bench(void)
 {
     static struct bench bench;
-    struct pp_options *parsed = NULL;
-    enum pp_options_outcome outcome;
-    struct pp_options_spec spec = {
+    enum pp_status status = measure(&bench);
+    gw_eval_text_free(&bench.text);
+    gw_worker_close(&bench.worker);
+    bench_nodes_stop(&bench.nodes);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    const struct pp_options_spec spec = {
         .program = "quality_bench",
         .summary = "Measures what estimators cost in quality on a model and a text.",
         .version = PP_VERSION,
         .options = options,
         .option_count = sizeof(options) / sizeof(options[0]),
-        .tolerate_foreign_environment = true,
     };
-    if (pp_options_parse(&spec, argc, argv, environ, stdout, stderr, &outcome, &parsed) != PP_OK) {
-        return 2;
-    }
-    enum pp_status status = PP_OK;
-    if (outcome == PP_OPTIONS_RUN) {
-        status = run_bench(&bench);
-        if (status != PP_OK) {
-            fprintf(stderr, "quality_bench: %s\n", pp_status_name(status));
-        }
-        gw_eval_text_free(&bench.text);
-        gw_worker_close(&bench.worker);
-        bench_nodes_stop(&bench.nodes);
-    }
-    pp_options_destroy(parsed);
-    return status == PP_OK ? 0 : 1;
+    return bench_main(&spec, argc, argv, run_bench);
 }

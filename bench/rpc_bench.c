@@ -41,8 +41,6 @@
 #define ATTEND_PATH     "/pigpen.v1.AttentionService/AttendStream"
 #define APPEND_PATH     "/pigpen.v1.AttentionService/AppendKvStream"
 
-extern char **environ;
-
 enum transport_kind { KIND_TCP, KIND_UDS, KIND_MTLS };
 static const char *const kind_names[] = {"tcp", "uds", "mtls", NULL};
 
@@ -545,7 +543,7 @@ static void remove_folder(void)
     rmdir(folder);
 }
 
-static int run(void)
+static enum pp_status run_bench(void)
 {
     struct sockaddr_storage raw;
     int port = 0;
@@ -574,25 +572,17 @@ static int run(void)
         waitpid(children[i], NULL, 0);
     }
     remove_folder();
-    return bench_report(report, 1, PP_COMMIT, settings.json) == PP_OK ? 0 : 1;
+    return bench_report(report, 1, PP_COMMIT, settings.json);
 }
 
 int main(int argc, char **argv)
 {
-    enum pp_options_outcome outcome;
-    struct pp_options *parsed = NULL;
     const struct pp_options_spec spec = {
         .program = "rpc_bench",
         .summary = "Measures the transport against raw sockets.",
         .version = PP_VERSION,
         .options = options,
         .option_count = sizeof(options) / sizeof(options[0]),
-        .tolerate_foreign_environment = true,
     };
-    if (pp_options_parse(&spec, argc, argv, environ, stdout, stderr, &outcome, &parsed) != PP_OK) {
-        return 2;
-    }
-    int code = outcome == PP_OPTIONS_EXIT_0 ? 0 : run();
-    pp_options_destroy(parsed);
-    return code;
+    return bench_main(&spec, argc, argv, run_bench);
 }

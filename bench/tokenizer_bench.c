@@ -15,8 +15,6 @@
 #define ROUNDS     5u
 #define CHARACTERS 1000000u
 
-extern char **environ;
-
 static struct settings {
     const char *model, *text, *json;
 } settings;
@@ -136,23 +134,12 @@ static enum pp_status run_bench(void)
 
 int main(int argc, char **argv)
 {
-    struct pp_options *parsed = NULL;
-    enum pp_options_outcome outcome;
-    struct pp_options_spec spec = {
+    const struct pp_options_spec spec = {
         .program = "tokenizer_bench",
         .summary = "Measures the tokenizer.",
         .version = PP_VERSION,
         .options = options,
         .option_count = sizeof(options) / sizeof(options[0]),
-        .tolerate_foreign_environment = true,
     };
-    if (pp_options_parse(&spec, argc, argv, environ, stdout, stderr, &outcome, &parsed) != PP_OK) {
-        return 2;
-    }
-    const enum pp_status status = outcome == PP_OPTIONS_RUN ? run_bench() : PP_OK;
-    if (status != PP_OK) {
-        fprintf(stderr, "tokenizer_bench: %s\n", pp_status_name(status));
-    }
-    pp_options_destroy(parsed);
-    return status == PP_OK ? 0 : 1;
+    return bench_main(&spec, argc, argv, run_bench);
 }
