@@ -46,7 +46,7 @@ static const struct pp_option options[] = {
     NUMBER("q-heads", q_heads, "32", "Query heads."),
     NUMBER("kv-heads", kv_heads, "8", "K/V heads."),
     NUMBER("dim", dim, "128", "Head dimension."),
-    TEXT("dtype", dtype, "bf16", "NAME", "bf16, f16 or f32."),
+    TEXT("dtype", dtype, "bf16", "NAME", "bf16, f16, f32 or int8."),
     TEXT("estimator", estimator, "lsh", "NAME", "exact or lsh."),
     NUMBER("k", k, "10", "lsh: bits a table."),
     NUMBER("l", l, "150", "lsh: tables."),
@@ -202,7 +202,7 @@ static enum pp_status measure(struct bench_layer *layer, bool lsh)
 
 static enum pp_status parse_dtype(enum pp_dtype *dtype_out)
 {
-    for (enum pp_dtype dtype = PP_BF16; dtype <= PP_F32; ++dtype) {
+    for (enum pp_dtype dtype = PP_BF16; dtype <= PP_I8; ++dtype) {
         if (strcmp(settings.dtype, pp_dtype_name(dtype)) == 0) {
             *dtype_out = dtype;
             return PP_OK;

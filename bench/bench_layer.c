@@ -25,16 +25,17 @@ static void fill_rows(void *context, uint64_t index, uint32_t thread)
     const struct pp_shape *shape = &layer->shape;
     struct pp_rng rng = {.seed = 1 + index};
     uint64_t row_bytes = pp_row_bytes(shape->head_dim, shape->kv_dtype);
-    uint32_t value_bytes = pp_dtype_bytes(shape->kv_dtype);
-    uint8_t *pool = malloc((uint64_t)POOL_VALUES * value_bytes);
+    uint64_t vector_bytes = pp_vector_bytes(shape->head_dim, shape->kv_dtype);
+    float *pool = malloc(POOL_VALUES * sizeof(*pool));
     for (uint32_t i = 0; pool != NULL && i < POOL_VALUES; ++i) {
-        float value = (float)pp_rng_normal(&rng) + 0.5f;
-        pp_dtype_from_f32(shape->kv_dtype, &value, 1, pool + (uint64_t)i * value_bytes);
+        pool[i] = (float)pp_rng_normal(&rng) + 0.5f;
     }
     uint8_t *row = layer->rows + index * layer->tokens * row_bytes;
     for (uint64_t i = 0; pool != NULL && i < layer->tokens; ++i, row += row_bytes) {
-        uint64_t from = pp_rng_u64(&rng) % (POOL_VALUES - 2 * shape->head_dim);
-        memcpy(row, pool + from * value_bytes, 2ull * shape->head_dim * value_bytes);
+        const float *from = pool + pp_rng_u64(&rng) % (POOL_VALUES - 2 * shape->head_dim);
+        pp_dtype_from_f32(shape->kv_dtype, from, shape->head_dim, row);
+        pp_dtype_from_f32(shape->kv_dtype, from + shape->head_dim, shape->head_dim,
+                          row + vector_bytes);
     }
     free(pool);
 }
@@ -69,7 +70,7 @@ static enum pp_status make_segments(struct bench_layer *layer)
         segment->rows = (struct an_rows){
             .base = layer->rows + (i / per_head * layer->tokens + first) * row_bytes,
             .row_bytes = row_bytes,
-            .v_offset = shape->head_dim * pp_dtype_bytes(shape->kv_dtype),
+            .v_offset = (uint32_t)pp_vector_bytes(shape->head_dim, shape->kv_dtype),
             .dim = shape->head_dim,
             .dtype = shape->kv_dtype};
         sum_centre(segment);

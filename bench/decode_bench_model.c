@@ -119,7 +119,8 @@ static enum pp_status make_up(void *context, uint32_t layer, uint64_t start, uin
         for (uint64_t i = 0; i < values; ++i) {
             model.draws[i] = (float)pp_rng_normal(&rng);
         }
-        pp_dtype_from_f32(shape->kv_dtype, model.draws, values, tensor == 0 ? k_out : v_out);
+        pp_vectors_from_f32(shape->kv_dtype, shape->head_dim, model.draws, values / shape->head_dim,
+                            tensor == 0 ? k_out : v_out);
     }
     return PP_OK;
 }

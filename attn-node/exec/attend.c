@@ -187,7 +187,7 @@ enum pp_status an_attend_admit(const struct an_part *part, uint32_t layer, enum 
         (item->seed_count != 0 && item->seed_count != item->q_rows)) {
         return PP_INVALID_ARGUMENT;
     }
-    if (pp_dtype_bytes(q_dtype) == 0) {
+    if (pp_dtype_bytes(q_dtype) < 2) {
         return PP_BAD_DTYPE;
     }
     item->q_heads = part->spec.kv_head_count * pp_shape_group(shape);

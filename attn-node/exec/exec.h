@@ -153,7 +153,7 @@ struct an_read_args {
     uint32_t layer;
     uint64_t start;
     uint32_t count;
-    uint8_t *out; /* out_bytes = 2 * count * kv_head_count * dim * dtype bytes, or NULL: ask size */
+    uint8_t *out; /* out_bytes = 2 * count * kv_head_count * vector bytes, or NULL: ask size */
     uint64_t out_capacity;
     uint64_t out_bytes; /* out */
     uint32_t crc32c;    /* out: of what was copied; exec computes it, the rpc thread never does */

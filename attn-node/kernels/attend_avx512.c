@@ -24,7 +24,7 @@ struct tile {
     struct an_accumulator *heads;
 };
 
-/* Scores of a block into tile->weights. */
+/* Scores of a block into tile->weights; those of int8 lack K's scale. */
 AN_INLINE void score_block(enum pp_dtype dtype, const uint32_t H, const uint8_t *const *rows,
                            const struct an_chunks *chunks, struct tile *tile)
 {
@@ -46,12 +46,14 @@ AN_INLINE void score_block(enum pp_dtype dtype, const uint32_t H, const uint8_t 
 }
 
 /* Scores to weights, and the factor by which what was summed before shrinks. */
-AN_INLINE void weigh_block(const uint32_t H, __mmask16 valid, uint32_t dim, struct tile *tile)
+AN_INLINE void weigh_block(enum pp_dtype dtype, const uint32_t H, __mmask16 valid, uint32_t dim,
+                           struct an_block_scales scales, struct tile *tile)
 {
     AN_UNROLL for (uint32_t h = 0; h < H; ++h)
     {
         struct an_accumulator *head = &tile->heads[h];
         __m512 scores = _mm512_load_ps(tile->weights + h * AN_BLOCK);
+        scores = dtype == PP_I8 ? _mm512_mul_ps(scores, scales.k) : scores;
         __m512 sums = _mm512_load_ps(tile->sums + h * AN_BLOCK);
         tile->factors[h] = 1.0f;
         __mmask16 above =
@@ -70,8 +72,9 @@ AN_INLINE void weigh_block(const uint32_t H, __mmask16 valid, uint32_t dim, stru
         }
         __m512 weights = an_exp_neg(_mm512_sub_ps(scores, _mm512_set1_ps(head->m)));
         weights = _mm512_maskz_mov_ps(valid, weights);
-        _mm512_store_ps(tile->weights + h * AN_BLOCK, weights);
         _mm512_store_ps(tile->sums + h * AN_BLOCK, _mm512_add_ps(sums, weights));
+        weights = dtype == PP_I8 ? _mm512_mul_ps(weights, scales.v) : weights;
+        _mm512_store_ps(tile->weights + h * AN_BLOCK, weights);
     }
 }
 
@@ -144,7 +147,8 @@ AN_INLINE void attend_tile(enum pp_dtype dtype, const uint32_t H, const struct a
             _mm_prefetch(ahead + at, _MM_HINT_T1);
         }
         score_block(dtype, H, row, &chunks, tile);
-        weigh_block(H, (__mmask16)((1u << count) - 1u), rows->dim, tile);
+        weigh_block(dtype, H, (__mmask16)((1u << count) - 1u), rows->dim,
+                    an_scales_of(dtype, row, rows), tile);
         uint32_t c = 0;
         for (; c + N <= chunks.whole; c += N) {
             sum_chunks(dtype, H, N, false, row, rows->v_offset, &chunks, c, tile);
@@ -172,12 +176,14 @@ AN_INLINE void attend_tile(enum pp_dtype dtype, const uint32_t H, const struct a
 DEFINE_TILES(tile_bf16, PP_BF16)
 DEFINE_TILES(tile_f16, PP_F16)
 DEFINE_TILES(tile_f32, PP_F32)
+DEFINE_TILES(tile_i8, PP_I8)
 
 typedef void (*tile_function)(const struct an_rows *, uint32_t, uint32_t, bool, struct tile *);
-static const tile_function tile_functions[3][TILE_HEADS] = {
+static const tile_function tile_functions[4][TILE_HEADS] = {
     {tile_bf16_1, tile_bf16_2, tile_bf16_3, tile_bf16_4},
     {tile_f16_1, tile_f16_2, tile_f16_3, tile_f16_4},
     {tile_f32_1, tile_f32_2, tile_f32_3, tile_f32_4},
+    {tile_i8_1, tile_i8_2, tile_i8_3, tile_i8_4},
 };
 
 static void attend_span(const struct an_rows *rows, uint32_t begin, uint32_t end, const float *q,

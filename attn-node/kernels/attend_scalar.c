@@ -3,14 +3,20 @@
  * is checked against these. Bytes moved a call: (end - begin) * row_bytes, each row once a head.
  */
 #include <math.h>
+#include <string.h>
 
 #include "attn-node/kernels/tables.h"
 #include "common/base/half.h"
 #include "common/base/limits.h"
 
-static float element(const uint8_t *values, enum pp_dtype dtype, uint32_t index)
+/* Element `index` of a vector of dim. */
+static float element(const uint8_t *values, enum pp_dtype dtype, uint32_t dim, uint32_t index)
 {
     float value;
+    if (dtype == PP_I8) {
+        memcpy(&value, values + dim, sizeof(value));
+        return (float)(int8_t)values[index] * value;
+    }
     pp_dtype_to_f32(dtype, values + (uint64_t)index * pp_dtype_bytes(dtype), 1, &value);
     return value;
 }
@@ -19,7 +25,7 @@ static float row_score(const struct an_rows *rows, const uint8_t *row, const flo
 {
     double sum = 0.0;
     for (uint32_t i = 0; i < rows->dim; ++i) {
-        sum += (double)q[i] * (double)element(row, rows->dtype, i);
+        sum += (double)q[i] * (double)element(row, rows->dtype, rows->dim, i);
     }
     return (float)sum;
 }
@@ -46,7 +52,7 @@ static void add_row(const struct an_rows *rows, const uint8_t *row, float score,
     float b = -expm1f(log_u) * a * a;
     double squares = 0.0;
     for (uint32_t i = 0; i < rows->dim; ++i) {
-        float v = element(row + rows->v_offset, rows->dtype, i);
+        float v = element(row + rows->v_offset, rows->dtype, rows->dim, i);
         accumulator->o[i] += a * v;
         squares += (double)v * (double)v;
         if (accumulator->b1 != NULL) {

@@ -26,6 +26,7 @@
 typedef float an_vf __attribute__((vector_size(64)));
 typedef int32_t an_vi __attribute__((vector_size(64)));
 typedef float an_vf_unaligned __attribute__((vector_size(64), aligned(4)));
+typedef int8_t an_vb_unaligned __attribute__((vector_size(16), aligned(1)));
 typedef uint16_t an_vh __attribute__((vector_size(32)));
 typedef uint16_t an_vh_unaligned __attribute__((vector_size(32), aligned(1)));
 typedef uint32_t an_vu __attribute__((vector_size(64)));
@@ -77,6 +78,9 @@ static inline an_vf an_exp_neg(an_vf x)
 
 static inline an_vf an_widen(const uint8_t *at, enum pp_dtype dtype)
 {
+    if (dtype == PP_I8) {
+        return __builtin_convertvector(*(const an_vb_unaligned *)at, an_vf);
+    }
     if (dtype == PP_BF16) {
         an_vh halves = *(const an_vh_unaligned *)at;
         return (an_vf)(__builtin_convertvector(halves, an_vu) << 16);
@@ -92,7 +96,7 @@ static inline an_vf an_widen(const uint8_t *at, enum pp_dtype dtype)
 static inline void an_widen_row(const uint8_t *values, enum pp_dtype dtype, uint32_t dim,
                                 float *out)
 {
-    uint32_t element_bytes = dtype == PP_F32 ? 4 : 2;
+    uint32_t element_bytes = dtype == PP_F32 ? 4 : dtype == PP_I8 ? 1 : 2;
     uint32_t whole = dim & ~(AN_LANES - 1);
     for (uint32_t i = 0; i < whole; i += AN_LANES) {
         an_store(out + i, an_widen(values + (size_t)i * element_bytes, dtype));
@@ -101,6 +105,13 @@ static inline void an_widen_row(const uint8_t *values, enum pp_dtype dtype, uint
         _Alignas(64) uint8_t rest[64] = {0};
         memcpy(rest, values + (size_t)whole * element_bytes, (size_t)(dim - whole) * element_bytes);
         an_store(out + whole, an_widen(rest, dtype));
+    }
+    if (dtype == PP_I8) {
+        float scale;
+        memcpy(&scale, values + dim, sizeof(scale));
+        for (uint32_t i = 0; i < dim; i += AN_LANES) {
+            an_store(out + i, an_load(out + i) * scale);
+        }
     }
 }
 

@@ -33,6 +33,7 @@ AN_INLINE void dots_body(enum pp_dtype dtype, const struct an_rows *rows, const 
         }
         uint32_t lanes = count - i < AN_BLOCK ? count - i : AN_BLOCK;
         __m512 dots = an_dots(dtype, 1, 16, row, prepared, &chunks);
+        dots = dtype == PP_I8 ? _mm512_mul_ps(dots, an_scales(row, rows->dim)) : dots;
         _mm512_mask_storeu_ps(scores_out + i, (__mmask16)((1u << lanes) - 1u), dots);
     }
 }
@@ -46,6 +47,9 @@ static void score_gather(const struct an_rows *rows, const uint16_t *ids, uint32
         break;
     case PP_F16:
         dots_body(PP_F16, rows, ids, count, ahead, q, scores_out);
+        break;
+    case PP_I8:
+        dots_body(PP_I8, rows, ids, count, ahead, q, scores_out);
         break;
     default:
         dots_body(PP_F32, rows, ids, count, ahead, q, scores_out);
@@ -88,7 +92,7 @@ AN_INLINE void weigh(const float *scores, const float *log_u, uint32_t count,
 
 /* N chunks of o (and, with errors, of b1; then returns their part of b2). */
 AN_INLINE __m512 sum_chunks(enum pp_dtype dtype, const uint32_t N, bool tail, bool errors,
-                            const uint8_t *const *rows, uint32_t count,
+                            const uint8_t *const *rows, uint32_t count, uint32_t dim,
                             const struct an_chunks *chunks, uint32_t c,
                             const struct weighted *weighted, float *o, float *b1)
 {
@@ -120,8 +124,13 @@ AN_INLINE __m512 sum_chunks(enum pp_dtype dtype, const uint32_t N, bool tail, bo
                 an_load_chunk(dtype, rows[r], c + n, &v[2 * n], &v[2 * n + 1]);
             }
         }
+        __m512 scale = _mm512_set1_ps(1.0f);
+        if (dtype == PP_I8) {
+            scale = _mm512_broadcastss_ps(_mm_castsi128_ps(_mm_loadu_si32(rows[r] + dim)));
+        }
         AN_UNROLL for (uint32_t i = 0; i < 2 * N; ++i)
         {
+            v[i] = dtype == PP_I8 ? _mm512_mul_ps(v[i], scale) : v[i];
             sum[i] = _mm512_fmadd_ps(a, v[i], sum[i]);
             if (errors) {
                 __m512 weighed = _mm512_mul_ps(b, v[i]);
@@ -159,16 +168,16 @@ AN_INLINE void scored_body(enum pp_dtype dtype, bool errors, const struct an_row
         __m512 square = _mm512_setzero_ps();
         uint32_t c = 0;
         for (; c + 2 <= chunks.whole; c += 2) {
-            square = _mm512_add_ps(square, sum_chunks(dtype, 2, false, errors, row, lanes, &chunks,
-                                                      c, &weighted, o, b1));
+            square = _mm512_add_ps(square, sum_chunks(dtype, 2, false, errors, row, lanes,
+                                                      rows->dim, &chunks, c, &weighted, o, b1));
         }
         for (; c < chunks.whole; ++c) {
-            square = _mm512_add_ps(square, sum_chunks(dtype, 1, false, errors, row, lanes, &chunks,
-                                                      c, &weighted, o, b1));
+            square = _mm512_add_ps(square, sum_chunks(dtype, 1, false, errors, row, lanes,
+                                                      rows->dim, &chunks, c, &weighted, o, b1));
         }
         if (chunks.tail != 0) {
-            square = _mm512_add_ps(square, sum_chunks(dtype, 1, true, errors, row, lanes, &chunks,
-                                                      c, &weighted, o, b1));
+            square = _mm512_add_ps(square, sum_chunks(dtype, 1, true, errors, row, lanes, rows->dim,
+                                                      &chunks, c, &weighted, o, b1));
         }
         if (errors) {
             accumulator->b2 += _mm512_reduce_add_ps(square);
@@ -193,6 +202,12 @@ static void attend_spread(const struct an_rows *rows, const uint16_t *ids, const
         break;
     case PP_F16 * 2 + 1:
         scored_body(PP_F16, true, rows, ids, scores, log_u, count, accumulator);
+        break;
+    case PP_I8 * 2:
+        scored_body(PP_I8, false, rows, ids, scores, log_u, count, accumulator);
+        break;
+    case PP_I8 * 2 + 1:
+        scored_body(PP_I8, true, rows, ids, scores, log_u, count, accumulator);
         break;
     case PP_F32 * 2:
         scored_body(PP_F32, false, rows, ids, scores, log_u, count, accumulator);

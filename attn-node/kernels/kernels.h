@@ -12,7 +12,8 @@
 #include "common/attn/math.h"
 #include "common/attn/shape.h"
 
-/* Rows of one kv head: row i at base + i * row_bytes, K first, V at v_offset bytes. */
+/* Rows of one kv head: row i at base + i * row_bytes, K first, V at v_offset bytes;
+ * vectors as in shape.h. */
 struct an_rows {
     const uint8_t *base;
     uint64_t row_bytes;

@@ -3,7 +3,8 @@
  * sixteen vectors at once. Private to attn-node/kernels, included by *_avx512.c only.
  *
  * A chunk is 32 dimensions, loaded as two vectors (a, b). bf16: a holds the even, b the odd
- * dimensions (shift and mask, no shuffles); f16 and f32: the first and the last sixteen. q and o
+ * dimensions (shift and mask, no shuffles); f16, f32 and int8: the first and the last
+ * sixteen. int8 is loaded as it is; its scales are for the caller (an_scales). q and o
  * are spread into the same order before and gathered back after, so that no row is ever shuffled.
  */
 #ifndef PIGPEN_ATTN_NODE_KERNELS_LANES_AVX512_H
@@ -45,6 +46,10 @@ AN_INLINE void an_load_chunk(enum pp_dtype dtype, const uint8_t *values, uint32_
         const __m256i *halves = (const __m256i *)(const void *)(values + chunk * 64u);
         *a = _mm512_cvtph_ps(_mm256_loadu_si256(halves));
         *b = _mm512_cvtph_ps(_mm256_loadu_si256(halves + 1));
+    } else if (dtype == PP_I8) {
+        const __m128i *bytes = (const __m128i *)(const void *)(values + chunk * 32u);
+        *a = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes)));
+        *b = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes + 1)));
     } else {
         *a = _mm512_loadu_ps(values + chunk * 128u);
         *b = _mm512_loadu_ps(values + chunk * 128u + 64u);
@@ -65,10 +70,50 @@ AN_INLINE void an_load_tail(enum pp_dtype dtype, const uint8_t *values,
         *a = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16((__mmask16)lanes, values + chunk * 64u));
         *b = _mm512_cvtph_ps(
             _mm256_maskz_loadu_epi16((__mmask16)(lanes >> 16), values + chunk * 64u + 32u));
+    } else if (dtype == PP_I8) {
+        const uint8_t *bytes = values + chunk * 32u;
+        *a =
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8((__mmask16)lanes, bytes)));
+        *b = _mm512_cvtepi32_ps(
+            _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8((__mmask16)(lanes >> 16), bytes + 16)));
     } else {
         *a = _mm512_maskz_loadu_ps((__mmask16)lanes, values + chunk * 128u);
         *b = _mm512_maskz_loadu_ps((__mmask16)(lanes >> 16), values + chunk * 128u + 64u);
     }
+}
+
+/* The scales of sixteen int8 vectors of dim. */
+AN_INLINE __m512 an_scales(const uint8_t *const *vectors, uint32_t dim)
+{
+    __m128 four[4];
+    AN_UNROLL for (int i = 0; i < 4; ++i)
+    {
+        __m128 x[4];
+        AN_UNROLL for (int j = 0; j < 4; ++j)
+        {
+            x[j] = _mm_castsi128_ps(_mm_loadu_si32(vectors[4 * i + j] + dim));
+        }
+        four[i] = _mm_movelh_ps(_mm_unpacklo_ps(x[0], x[1]), _mm_unpacklo_ps(x[2], x[3]));
+    }
+    __m256 low = _mm256_insertf128_ps(_mm256_castps128_ps256(four[0]), four[1], 1);
+    __m256 high = _mm256_insertf128_ps(_mm256_castps128_ps256(four[2]), four[3], 1);
+    return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+}
+
+/* What scores and weights of a block of int8 rows are multiplied by; other dtypes: 1, unused. */
+struct an_block_scales {
+    __m512 k, v;
+};
+
+AN_INLINE struct an_block_scales an_scales_of(enum pp_dtype dtype, const uint8_t *const *block,
+                                              const struct an_rows *rows)
+{
+    struct an_block_scales scales = {_mm512_set1_ps(1.0f), _mm512_set1_ps(1.0f)};
+    if (dtype == PP_I8) {
+        scales.k = an_scales(block, rows->dim);
+        scales.v = an_scales(block, rows->v_offset + rows->dim);
+    }
+    return scales;
 }
 
 /* e^x for x <= 0 by the series of pp_exp_neg; below -87 it is 0. */

@@ -42,7 +42,7 @@ AN_INLINE void score_block(enum pp_dtype dtype, const uint32_t H, const uint8_t 
     }
 }
 
-/* |v|^2 of sixteen rows. */
+/* |v|^2 of sixteen rows; of int8 without the scale. */
 AN_INLINE __m512 row_squares(enum pp_dtype dtype, const uint8_t *const *v,
                              const struct an_chunks *chunks)
 {
@@ -65,8 +65,8 @@ AN_INLINE __m512 row_squares(enum pp_dtype dtype, const uint8_t *const *v,
 }
 
 /* Scores to weights, and what does not depend on a dimension into the sums. */
-AN_INLINE void weigh_block(const uint32_t H, __mmask16 valid, __m512 u, __m512 squares,
-                           struct tile *tile)
+AN_INLINE void weigh_block(enum pp_dtype dtype, const uint32_t H, __mmask16 valid, __m512 u,
+                           __m512 squares, struct an_block_scales scales, struct tile *tile)
 {
     __m512 one = _mm512_set1_ps(1.0f);
     __m512 inverse = _mm512_div_ps(one, u);
@@ -75,6 +75,7 @@ AN_INLINE void weigh_block(const uint32_t H, __mmask16 valid, __m512 u, __m512 s
     {
         struct an_accumulator *head = &tile->heads[h];
         __m512 scores = _mm512_load_ps(tile->a + h * AN_BLOCK);
+        scores = dtype == PP_I8 ? _mm512_mul_ps(scores, scales.k) : scores;
         float m = _mm512_mask_reduce_max_ps(valid, scores);
         tile->factors[h] = 1.0f;
         if (m > head->m) {
@@ -85,11 +86,11 @@ AN_INLINE void weigh_block(const uint32_t H, __mmask16 valid, __m512 u, __m512 s
         __m512 a = an_exp_neg(_mm512_sub_ps(scores, _mm512_set1_ps(head->m)));
         a = _mm512_maskz_mul_ps(valid, a, inverse);
         __m512 b = _mm512_mul_ps(rest, _mm512_mul_ps(a, a));
-        _mm512_store_ps(tile->a + h * AN_BLOCK, a);
-        _mm512_store_ps(tile->b + h * AN_BLOCK, b);
         head->sum = head->sum * factor + _mm512_reduce_add_ps(a);
         head->b0 = head->b0 * factor * factor + _mm512_reduce_add_ps(b);
         head->b2 = head->b2 * factor * factor + _mm512_reduce_add_ps(_mm512_mul_ps(b, squares));
+        _mm512_store_ps(tile->a + h * AN_BLOCK, dtype == PP_I8 ? _mm512_mul_ps(a, scales.v) : a);
+        _mm512_store_ps(tile->b + h * AN_BLOCK, dtype == PP_I8 ? _mm512_mul_ps(b, scales.v) : b);
     }
 }
 
@@ -171,7 +172,12 @@ AN_INLINE void attend_tile(enum pp_dtype dtype, const uint32_t H, const struct a
         threshold = _mm512_mask_mov_epi32(threshold, certain, _mm512_set1_epi32(65536));
         __m512 u = _mm512_mul_ps(_mm512_cvtepi32_ps(threshold), _mm512_set1_ps(0x1p-16f));
         score_block(dtype, H, k, &chunks, tile);
-        weigh_block(H, valid, u, row_squares(dtype, v, &chunks), tile);
+        struct an_block_scales scales = an_scales_of(dtype, k, rows);
+        __m512 squares = row_squares(dtype, v, &chunks);
+        if (dtype == PP_I8) {
+            squares = _mm512_mul_ps(squares, _mm512_mul_ps(scales.v, scales.v));
+        }
+        weigh_block(dtype, H, valid, u, squares, scales, tile);
         uint32_t c = 0;
         for (; c + N <= chunks.whole; c += N) {
             sum_chunks(dtype, H, N, false, v, block, &chunks, c, tile);
@@ -199,13 +205,15 @@ AN_INLINE void attend_tile(enum pp_dtype dtype, const uint32_t H, const struct a
 DEFINE_TILES(tile_bf16, PP_BF16)
 DEFINE_TILES(tile_f16, PP_F16)
 DEFINE_TILES(tile_f32, PP_F32)
+DEFINE_TILES(tile_i8, PP_I8)
 
 typedef void (*tile_function)(const struct an_rows *, const uint16_t *, const uint16_t *, uint32_t,
                               uint32_t, struct tile *);
-static const tile_function tile_functions[3][TILE_HEADS] = {
+static const tile_function tile_functions[4][TILE_HEADS] = {
     {tile_bf16_1, tile_bf16_2, tile_bf16_3, tile_bf16_4},
     {tile_f16_1, tile_f16_2, tile_f16_3, tile_f16_4},
     {tile_f32_1, tile_f32_2, tile_f32_3, tile_f32_4},
+    {tile_i8_1, tile_i8_2, tile_i8_3, tile_i8_4},
 };
 
 void an_sketch_attend_avx512(const struct an_rows *rows, const uint16_t *ids,

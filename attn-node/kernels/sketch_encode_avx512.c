@@ -98,9 +98,15 @@ AN_INLINE void transpose(__m512 *v)
     }
 }
 
-/* The dims [d, d + 16) that `lanes` names, as f32. */
-AN_INLINE __m512 load_dims(enum pp_dtype dtype, const uint8_t *row, uint32_t d, __mmask16 lanes)
+/* The dims [d, d + 16) of dim that `lanes` names, as f32. */
+AN_INLINE __m512 load_dims(enum pp_dtype dtype, const uint8_t *row, uint32_t dim, uint32_t d,
+                           __mmask16 lanes)
 {
+    if (dtype == PP_I8) {
+        __m512i whole = _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(lanes, row + d));
+        __m512 scale = _mm512_broadcastss_ps(_mm_castsi128_ps(_mm_loadu_si32(row + dim)));
+        return _mm512_mul_ps(_mm512_cvtepi32_ps(whole), scale);
+    }
     if (dtype == PP_BF16) {
         __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, row + 2 * d));
         return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
@@ -128,7 +134,7 @@ AN_INLINE void load_keys(enum pp_dtype dtype, const struct an_sketch_encoder *en
         AN_UNROLL for (uint32_t i = 0; i < 16; ++i)
         {
             uint64_t key = begin + (i < count ? i : count - 1);
-            v[i] = load_dims(dtype, rows->base + key * rows->row_bytes, d, lanes);
+            v[i] = load_dims(dtype, rows->base + key * rows->row_bytes, shape->dim, d, lanes);
             v[i] = _mm512_sub_ps(v[i], centre);
         }
         if (encoder->balance_inverse != NULL) {
@@ -207,6 +213,8 @@ void an_sketch_encode_avx512(const struct an_sketch_encoder *encoder, const stru
             load_keys(PP_BF16, encoder, rows, begin + first, keys, x);
         } else if (rows->dtype == PP_F16) {
             load_keys(PP_F16, encoder, rows, begin + first, keys, x);
+        } else if (rows->dtype == PP_I8) {
+            load_keys(PP_I8, encoder, rows, begin + first, keys, x);
         } else {
             load_keys(PP_F32, encoder, rows, begin + first, keys, x);
         }

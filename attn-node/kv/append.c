@@ -19,7 +19,7 @@ struct rest {
 /* K or V of one token and kv head. */
 static uint64_t value_bytes(const struct an_params *params)
 {
-    return (uint64_t)params->dim * pp_dtype_bytes(params->dtype);
+    return pp_vector_bytes(params->dim, params->dtype);
 }
 
 /* Whether rows [0, count) of the append equal the held ones from its start on. */

@@ -39,11 +39,11 @@ static enum pp_status check_sizes(const struct an_params *params, const struct a
         }
         return refuse(PP_MODEL_MISMATCH, "the dtype is not the part's", detail_out);
     }
-    uint64_t row_values = (uint64_t)params->kv_heads * params->dim;
-    uint64_t bytes = append->count * row_values * pp_dtype_bytes(params->dtype);
+    uint64_t vectors = append->count * params->kv_heads;
+    uint64_t bytes = vectors * pp_vector_bytes(params->dim, params->dtype);
     if (append->k.data == NULL || append->v.data == NULL || append->k.bytes != bytes ||
         append->v.bytes != bytes) {
-        return refuse(PP_INVALID_ARGUMENT, "K and V must have count x kv heads x dim values each",
+        return refuse(PP_INVALID_ARGUMENT, "K and V must have count x kv heads vectors each",
                       detail_out);
     }
     return PP_OK;
@@ -65,6 +65,22 @@ static enum pp_status check_values(enum pp_dtype dtype, struct pp_span values)
         }
     }
     return PP_OK;
+}
+
+/* K or V: any int8 will do, their scales are bounded. */
+static enum pp_status check_vectors(const struct an_params *params, struct pp_span vectors)
+{
+    if (params->dtype != PP_I8) {
+        return check_values(params->dtype, vectors);
+    }
+    bool within = true;
+    while (vectors.bytes > 0) {
+        float scale;
+        pp_span_skip(&vectors, params->dim);
+        pp_span_read(&vectors, &scale, sizeof(scale));
+        within = within && pp_scale_within(scale);
+    }
+    return within ? PP_OK : PP_NON_FINITE;
 }
 
 static uint32_t checksum(struct pp_span bytes)
@@ -146,8 +162,7 @@ enum pp_status an_append_check(const struct an_params *params, const struct an_a
     if (append->checksum_given && checksum(append->payload) != append->crc32c) {
         return refuse(PP_CHECKSUM, "the payload's CRC-32C differs", detail_out);
     }
-    if (check_values(params->dtype, append->k) != PP_OK ||
-        check_values(params->dtype, append->v) != PP_OK) {
+    if (check_vectors(params, append->k) != PP_OK || check_vectors(params, append->v) != PP_OK) {
         return refuse(PP_NON_FINITE, "a value is not finite or above 2^40", detail_out);
     }
     return PP_OK;

@@ -47,7 +47,7 @@ enum pp_status an_params_new(struct an_store *store, const struct pp_estimator *
     params->dim = dim;
     params->dtype = dtype;
     params->row_bytes = pp_row_bytes(dim, dtype);
-    params->v_offset = dim * pp_dtype_bytes(dtype);
+    params->v_offset = (uint32_t)pp_vector_bytes(dim, dtype);
     params->index_tokens_min = store->index_tokens_min;
     params->charged_bytes = charged_bytes;
     params->references = 1;

@@ -9,14 +9,14 @@
 
 uint64_t an_read_bytes(const struct an_params *params, uint32_t count)
 {
-    return 2ull * count * params->kv_heads * params->dim * pp_dtype_bytes(params->dtype);
+    return 2ull * count * params->kv_heads * pp_vector_bytes(params->dim, params->dtype);
 }
 
 /* Rows [begin, end) of a stretch's extent to the token numbered `at` of the output. */
 static void read_stretch(const struct an_params *params, const struct an_extent *extent,
                          uint32_t begin, uint32_t end, uint8_t *k_out, uint8_t *v_out)
 {
-    uint64_t value_bytes = (uint64_t)params->dim * pp_dtype_bytes(params->dtype);
+    uint64_t value_bytes = pp_vector_bytes(params->dim, params->dtype);
     uint64_t out = 0;
     for (uint32_t row = begin; row < end; row++) {
         for (uint32_t head = 0; head < params->kv_heads; head++) {

@@ -8,7 +8,7 @@
 
 #include "attn-node/kv/layer.h"
 
-/* 2 * count * kv heads * dim * dtype bytes. */
+/* 2 * count * kv heads * bytes of a vector. */
 uint64_t an_read_bytes(const struct an_params *params, uint32_t count);
 
 /* Held rows [start, start + count), all held: K then V, each [token][kv head][dim], to out

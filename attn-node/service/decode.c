@@ -109,8 +109,8 @@ static enum pp_status decode_model(const Pigpen__V1__Model *model, struct an_job
     }
     memcpy(args->fingerprint, model->fingerprint.data, model->fingerprint.len);
     args->fingerprint_bytes = (uint32_t)model->fingerprint.len;
-    if ((int)model->kv_dtype < PP_BF16 || (int)model->kv_dtype > PP_F32) {
-        return an_decode_refuse(job, PP_BAD_DTYPE, "kv_dtype %d is not bf16, f16 or f32",
+    if ((int)model->kv_dtype < PP_BF16 || (int)model->kv_dtype > PP_I8) {
+        return an_decode_refuse(job, PP_BAD_DTYPE, "kv_dtype %d is not bf16, f16, f32 or int8",
                                 (int)model->kv_dtype);
     }
     float scale = model->scale;

@@ -257,9 +257,15 @@ static void lanes(const struct pp_hash *hash, const float *x, uint16_t *codes, u
     }
 }
 
-/* Dimensions d.. of a row as f32, those outside the mask zero. */
-ALWAYS __m512 load_row(const uint8_t *row, enum pp_dtype dtype, uint32_t d, __mmask16 mask)
+/* Dimensions d.. of a row of dim as f32, those outside the mask zero. */
+ALWAYS __m512 load_row(const uint8_t *row, enum pp_dtype dtype, uint32_t dim, uint32_t d,
+                       __mmask16 mask)
 {
+    if (dtype == PP_I8) {
+        __m512i whole = _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, row + d));
+        __m512 scale = _mm512_broadcastss_ps(_mm_castsi128_ps(_mm_loadu_si32(row + dim)));
+        return _mm512_mul_ps(_mm512_cvtepi32_ps(whole), scale);
+    }
     if (dtype == PP_F32) {
         return _mm512_maskz_loadu_ps(mask, row + d * sizeof(float));
     }
@@ -312,7 +318,8 @@ ALWAYS void fill_half(const struct pp_hash *hash, const uint8_t *rows, uint64_t 
         for (uint32_t i = 0; i < 16; ++i) {
             v[i] = _mm512_setzero_ps();
             if (i < count && mask != 0) {
-                v[i] = _mm512_sub_ps(load_row(rows + i * row_bytes, dtype, d, mask), middle);
+                __m512 row = load_row(rows + i * row_bytes, dtype, hash->dim, d, mask);
+                v[i] = _mm512_sub_ps(row, middle);
             }
         }
         transpose(v);
@@ -335,7 +342,7 @@ ALWAYS void fill_typed(const struct pp_hash *hash, const uint8_t *rows, uint64_t
 static void fill(const struct pp_hash *hash, const void *rows, uint64_t row_bytes,
                  enum pp_dtype dtype, const float *centre, uint32_t lane_count, float *x)
 {
-    uint64_t key_bytes = hash->dim * (dtype == PP_F32 ? sizeof(float) : sizeof(uint16_t));
+    uint64_t key_bytes = pp_vector_bytes(hash->dim, dtype);
     const uint8_t *next = (const uint8_t *)rows + PP_HASH_LANES * row_bytes;
     for (uint32_t i = 0; i < lane_count && lane_count == PP_HASH_LANES; ++i) {
         for (uint64_t byte = 0; byte < key_bytes; byte += 64) {
@@ -345,6 +352,9 @@ static void fill(const struct pp_hash *hash, const void *rows, uint64_t row_byte
     switch (dtype) {
     case PP_F32:
         fill_typed(hash, rows, row_bytes, PP_F32, centre, lane_count, x);
+        break;
+    case PP_I8:
+        fill_typed(hash, rows, row_bytes, PP_I8, centre, lane_count, x);
         break;
     case PP_F16:
         fill_typed(hash, rows, row_bytes, PP_F16, centre, lane_count, x);

@@ -19,6 +19,8 @@
 uint32_t pp_dtype_bytes(enum pp_dtype dtype)
 {
     switch ((int)dtype) {
+    case PP_I8:
+        return 1;
     case PP_BF16:
     case PP_F16:
         return 2;
@@ -31,9 +33,9 @@ uint32_t pp_dtype_bytes(enum pp_dtype dtype)
 
 const char *pp_dtype_name(enum pp_dtype dtype)
 {
-    static const char *const names[] = {"none", "bf16", "f16", "f32"};
+    static const char *const names[] = {"none", "bf16", "f16", "f32", "int8"};
     unsigned index = (unsigned)dtype;
-    return index < 4 ? names[index] : "invalid";
+    return index < 5 ? names[index] : "invalid";
 }
 
 const char *pp_estimator_name(enum pp_estimator_kind kind)
@@ -138,6 +140,47 @@ enum pp_status pp_estimator_parse(const char *text, struct pp_estimator *estimat
     return PP_OK;
 }
 
+/* The largest magnitude's bits; NaN and infinity have larger ones than any number. */
+static uint32_t magnitude_bits_max(const uint8_t *values, uint64_t count)
+{
+    uint32_t worst = 0;
+    for (uint64_t i = 0; i < count; ++i) {
+        uint32_t bits;
+        memcpy(&bits, values + 4 * i, sizeof(bits));
+        bits &= 0x7fffffffu;
+        worst = bits > worst ? bits : worst;
+    }
+    return worst;
+}
+
+static void int8_from_f32(const float *values, uint64_t count, uint8_t *out)
+{
+    const float round = 12582912.0f; /* 1.5 * 2^23: adding it rounds half to even */
+    uint32_t bits = magnitude_bits_max((const uint8_t *)values, count);
+    float largest;
+    memcpy(&largest, &bits, sizeof(largest));
+    float scale = largest / 127.0f;
+    memcpy(out + count, &scale, sizeof(scale));
+    if (!isfinite(scale) || scale == 0.0f) {
+        memset(out, 0, count);
+        return;
+    }
+    for (uint64_t i = 0; i < count; ++i) {
+        float whole = (values[i] / scale + round) - round;
+        whole = whole > 127.0f ? 127.0f : whole < -127.0f ? -127.0f : whole;
+        out[i] = (uint8_t)(int8_t)whole;
+    }
+}
+
+static void int8_to_f32(const uint8_t *vector, uint64_t count, float *out)
+{
+    float scale;
+    memcpy(&scale, vector + count, sizeof(scale));
+    for (uint64_t i = 0; i < count; ++i) {
+        out[i] = (float)(int8_t)vector[i] * scale;
+    }
+}
+
 void pp_dtype_from_f32(enum pp_dtype dtype, const float *values, uint64_t count, void *out)
 {
     uint16_t *halves = out;
@@ -151,6 +194,9 @@ void pp_dtype_from_f32(enum pp_dtype dtype, const float *values, uint64_t count,
         for (uint64_t i = 0; i < count; ++i) {
             halves[i] = pp_f16_from_f32(values[i]);
         }
+        break;
+    case PP_I8:
+        int8_from_f32(values, count, out);
         break;
     default:
         memmove(out, values, count * sizeof(*values));
@@ -175,8 +221,35 @@ void pp_dtype_to_f32(enum pp_dtype dtype, const void *values, uint64_t count, fl
             out[i] = pp_f16_to_f32(half);
         }
         break;
+    case PP_I8:
+        int8_to_f32(bytes, count, out);
+        break;
     default:
         memcpy(out, values, count * sizeof(*out));
         break;
+    }
+}
+
+void pp_vectors_from_f32(enum pp_dtype dtype, uint32_t dim, const float *values, uint64_t count,
+                         void *out)
+{
+    if (dtype != PP_I8) {
+        pp_dtype_from_f32(dtype, values, count * dim, out);
+        return;
+    }
+    for (uint64_t i = 0; i < count; ++i) {
+        int8_from_f32(values + i * dim, dim, (uint8_t *)out + i * pp_vector_bytes(dim, dtype));
+    }
+}
+
+void pp_vectors_to_f32(enum pp_dtype dtype, uint32_t dim, const void *vectors, uint64_t count,
+                       float *out)
+{
+    if (dtype != PP_I8) {
+        pp_dtype_to_f32(dtype, vectors, count * dim, out);
+        return;
+    }
+    for (uint64_t i = 0; i < count; ++i) {
+        int8_to_f32((const uint8_t *)vectors + i * pp_vector_bytes(dim, dtype), dim, out + i * dim);
     }
 }

@@ -5,12 +5,14 @@
 #ifndef PIGPEN_COMMON_ATTN_SHAPE_H
 #define PIGPEN_COMMON_ATTN_SHAPE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
+#include "common/base/limits.h"
 #include "common/base/status.h"
 
 /* Values as in proto Dtype and EstimatorKind. */
-enum pp_dtype { PP_DTYPE_NONE = 0, PP_BF16 = 1, PP_F16 = 2, PP_F32 = 3 };
+enum pp_dtype { PP_DTYPE_NONE = 0, PP_BF16 = 1, PP_F16 = 2, PP_F32 = 3, PP_I8 = 4 };
 enum pp_estimator_kind {
     PP_ESTIMATOR_NONE = 0,
     PP_EXACT = 1,
@@ -38,7 +40,7 @@ static inline uint32_t pp_shape_group(const struct pp_shape *shape)
     return shape->q_heads / shape->kv_heads;
 }
 
-/* 2 for bf16 and f16, 4 for f32, 0 for anything else. */
+/* Of one element: 1 for int8, 2 for bf16 and f16, 4 for f32, 0 for anything else. */
 uint32_t pp_dtype_bytes(enum pp_dtype dtype);
 
 /* "bf16"; for logs and options. */
@@ -57,18 +59,40 @@ PP_MUST_USE enum pp_status pp_estimator_resolve(struct pp_estimator *estimator);
 /* Parses "exact", "lsh", "lsh:k=10,l=150,t=2". PP_INVALID_ARGUMENT. The result is resolved. */
 PP_MUST_USE enum pp_status pp_estimator_parse(const char *text, struct pp_estimator *estimator_out);
 
-/* One row [K|V] of a token and kv head: V starts at dim * dtype bytes, the row is padded to 64. */
-static inline uint64_t pp_row_bytes(uint32_t head_dim, enum pp_dtype dtype)
+/* Bytes of a vector: K or V of one token and kv head. int8 is followed by its scale, an f32 that
+ * need not be aligned: value = element * scale. */
+static inline uint64_t pp_vector_bytes(uint32_t head_dim, enum pp_dtype dtype)
 {
-    return (2ull * head_dim * pp_dtype_bytes(dtype) + 63u) & ~63ull;
+    return (uint64_t)head_dim * pp_dtype_bytes(dtype) + (dtype == PP_I8 ? sizeof(float) : 0);
 }
 
-/* f32 values to and from a wire dtype (rounded half to even), count of them. */
+/* One row [K|V] of a token and kv head: two vectors, padded to 64 bytes. int8 rows are padded to 8:
+ * at d = 128 that is 264 bytes, which lie in 5 cache lines wherever they begin, as 320 would. */
+static inline uint64_t pp_row_bytes(uint32_t head_dim, enum pp_dtype dtype)
+{
+    uint64_t align = dtype == PP_I8 ? 8 : 64;
+    return (2 * pp_vector_bytes(head_dim, dtype) + align - 1) & ~(align - 1);
+}
+
+/* f32 values to and from a wire dtype (rounded half to even), count of them. int8: one vector of
+ * count elements with its scale, max |value| / 127; what is not finite gives such a scale. */
 void pp_dtype_from_f32(enum pp_dtype dtype, const float *values, uint64_t count, void *out);
 void pp_dtype_to_f32(enum pp_dtype dtype, const void *values, uint64_t count, float *out);
 
+/* count vectors of dim values, dense. */
+void pp_vectors_from_f32(enum pp_dtype dtype, uint32_t dim, const float *values, uint64_t count,
+                         void *out);
+void pp_vectors_to_f32(enum pp_dtype dtype, uint32_t dim, const void *vectors, uint64_t count,
+                       float *out);
+
+/* Whether the scale of an int8 vector keeps its values finite and within PP_MAGNITUDE_MAX. */
+static inline bool pp_scale_within(float scale)
+{
+    return scale >= 0.0f && scale <= PP_MAGNITUDE_MAX / 128.0f;
+}
+
 /* PP_NON_FINITE when a value, of any alignment, is not finite or its magnitude is above
- * PP_MAGNITUDE_MAX. */
+ * PP_MAGNITUDE_MAX. Not for int8. */
 PP_MUST_USE enum pp_status pp_dtype_check_finite(enum pp_dtype dtype, const void *values,
                                                  uint64_t count);
 

@@ -19,12 +19,12 @@
 #define WORKER_SPIN_US       200u
 
 static const char *const worker_shards[] = {"tokens", "kv-heads", NULL};
-static const char *const worker_kv_dtypes[] = {"bf16", "f16", "f32", NULL};
+static const char *const worker_kv_dtypes[] = {"bf16", "f16", "f32", "int8", NULL};
 static const char *const worker_log_levels[] = {"debug", "info", "warn", "error", "off", NULL};
 
 static enum pp_dtype worker_kv_dtype(int choice)
 {
-    const enum pp_dtype dtypes[] = {PP_BF16, PP_F16, PP_F32};
+    const enum pp_dtype dtypes[] = {PP_BF16, PP_F16, PP_F32, PP_I8};
     return dtypes[choice];
 }
 
@@ -108,8 +108,10 @@ static size_t worker_model_options(struct gw_worker_options *options, struct pp_
          .default_text = "bf16",
          .value_name = "TYPE",
          .choices = worker_kv_dtypes,
-         .help = "What keys and values are rounded to when they are made. Everything else is "
-                 "computed in f32, so f32 here gives the reference path."},
+         .help =
+             "What keys and values are rounded to when they are made. Everything else is "
+             "computed in f32, so f32 here gives the reference path. int8 keeps a scale for the "
+             "key and one for the value of each token and head: half the memory of bf16."},
         {.name = "threads",
          .kind = PP_OPTION_U64,
          .target = &options->threads,

@@ -43,7 +43,7 @@ struct gw_matrix {
 /* Bytes of one row; 0 when the type is unknown or columns do not fill whole blocks. */
 uint64_t gw_matrix_row_bytes(enum gw_weight_type type, uint32_t columns);
 
-/* K/V rows of one layer: [token][kv head][dim] of a wire dtype, tokens dense. */
+/* K/V rows of one layer: [token][kv head] vectors of a wire dtype (shape.h), tokens dense. */
 struct gw_kv_rows {
     const void *k;
     const void *v;
@@ -135,9 +135,10 @@ struct gw_device_ops {
     /* out = silu(gate) * up, elementwise; out may be gate. */
     enum pp_status (*swiglu)(struct gw_device *device, struct gw_stream *stream, const float *gate,
                              const float *up, uint64_t count, float *out);
-    /* f32 to a wire dtype, half to even. */
+    /* count vectors of dim f32 to a wire dtype, half to even (pp_vectors_from_f32). */
     enum pp_status (*to_dtype)(struct gw_device *device, struct gw_stream *stream,
-                               enum pp_dtype dtype, const float *values, uint64_t count, void *out);
+                               enum pp_dtype dtype, uint32_t dim, const float *values,
+                               uint64_t count, void *out);
 
     /* Exact causal attention: q [rows][q head][dim] stands at tokens first .. first + rows - 1 of
      * kv, each row attends kv tokens [0, its own], first + rows <= kv->count. o like q. */

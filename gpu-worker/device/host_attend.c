@@ -97,10 +97,9 @@ static void attend_widen(const struct attend_work *work, const void *rows, uint3
                          uint64_t token, uint32_t count, float *out)
 {
     const struct gw_heads *heads = work->heads;
-    uint32_t bytes = pp_dtype_bytes(heads->kv_dtype);
-    uint64_t stride = (uint64_t)heads->kv_heads * heads->head_dim * bytes;
-    const uint8_t *from =
-        (const uint8_t *)rows + token * stride + (uint64_t)kv_head * heads->head_dim * bytes;
+    uint64_t bytes = pp_vector_bytes(heads->head_dim, heads->kv_dtype);
+    uint64_t stride = heads->kv_heads * bytes;
+    const uint8_t *from = (const uint8_t *)rows + token * stride + kv_head * bytes;
     for (uint32_t i = 0; i < count; i++) {
         float *to = out + (uint64_t)i * work->width;
         work->host->kernels->widen(heads->kv_dtype, from + i * stride, heads->head_dim, to);

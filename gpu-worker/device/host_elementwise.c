@@ -146,10 +146,11 @@ enum pp_status gw_host_swiglu(struct gw_device *device, struct gw_stream *stream
 }
 
 enum pp_status gw_host_to_dtype(struct gw_device *device, struct gw_stream *stream,
-                                enum pp_dtype dtype, const float *values, uint64_t count, void *out)
+                                enum pp_dtype dtype, uint32_t dim, const float *values,
+                                uint64_t count, void *out)
 {
     (void)device;
     (void)stream;
-    pp_dtype_from_f32(dtype, values, count, out);
+    pp_vectors_from_f32(dtype, dim, values, count, out);
     return PP_OK;
 }

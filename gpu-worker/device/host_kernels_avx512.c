@@ -281,8 +281,22 @@ static void avx512_scale(float *values, uint32_t count, float factor)
     }
 }
 
+static void avx512_widen_int8(const uint8_t *row, uint32_t count, float *out)
+{
+    __m512 scale = _mm512_broadcastss_ps(_mm_castsi128_ps(_mm_loadu_si32(row + count)));
+    for (uint32_t i = 0; i < count; i += 16) {
+        __mmask16 mask = avx512_mask(count - i);
+        __m512i whole = _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, row + i));
+        _mm512_mask_storeu_ps(out + i, mask, _mm512_mul_ps(_mm512_cvtepi32_ps(whole), scale));
+    }
+}
+
 static void avx512_widen(enum pp_dtype dtype, const void *row, uint32_t count, float *out)
 {
+    if (dtype == PP_I8) {
+        avx512_widen_int8(row, count, out);
+        return;
+    }
     enum gw_weight_type type = dtype == PP_F32    ? GW_WEIGHT_F32
                                : dtype == PP_BF16 ? GW_WEIGHT_BF16
                                                   : GW_WEIGHT_F16;

@@ -102,8 +102,9 @@ PP_MUST_USE enum pp_status gw_sequence_prefill(struct gw_sequence *sequence, con
                                                void *context);
 
 /* Instead of a prefill: K and V of `count` tokens from wherever `rows` has them. It is asked layer
- * by layer, in order, for [count][kv heads][dim] of kv_dtype in host memory, at most GW_BULK_TOKENS
- * tokens at once; a status of its own ends the fill and the sequence. Otherwise as a prefill. */
+ * by layer, in order, for [count][kv heads] vectors of kv_dtype in host memory, at most
+ * GW_BULK_TOKENS tokens at once; a status of its own ends the fill and the sequence. Otherwise as a
+ * prefill. */
 typedef enum pp_status gw_rows_fn(void *context, uint32_t layer, uint64_t start, uint32_t count,
                                   void *k_out, void *v_out);
 PP_MUST_USE enum pp_status gw_sequence_fill(struct gw_sequence *sequence, uint64_t count,

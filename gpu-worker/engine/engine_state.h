@@ -46,7 +46,7 @@ struct gw_engine {
 
 /* K/V of a layer that is here: the sink, then tokens PP_SINK_TOKENS + dropped onwards. */
 struct gw_sequence_layer {
-    void *k, *v; /* [row_capacity][kv heads][dim] of kv_dtype */
+    void *k, *v; /* [row_capacity][kv heads] vectors of kv_dtype */
 };
 
 /* A sequence as it was: its counts, and the rows that were here and may leave or be overwritten. */

@@ -29,13 +29,16 @@ enum pp_status gw_engine_keys_values(struct gw_engine *engine, const struct gw_l
 {
     const struct gw_device_ops *ops = engine->device->ops;
     const struct gw_heads *heads = &engine->heads;
-    uint64_t count = (uint64_t)rows * heads->kv_heads * heads->head_dim;
+    uint64_t count = (uint64_t)rows * heads->kv_heads;
+    uint32_t dim = heads->head_dim;
     PP_TRY(forward_project(engine, &layer->k, layer->k_bias, rows, engine->k));
     PP_TRY(ops->rope(engine->device, engine->stream, &engine->rope, position, rows, heads->kv_heads,
                      heads->head_dim, engine->k));
-    PP_TRY(ops->to_dtype(engine->device, engine->stream, heads->kv_dtype, engine->k, count, k_out));
+    PP_TRY(ops->to_dtype(engine->device, engine->stream, heads->kv_dtype, dim, engine->k, count,
+                         k_out));
     PP_TRY(forward_project(engine, &layer->v, layer->v_bias, rows, engine->v));
-    return ops->to_dtype(engine->device, engine->stream, heads->kv_dtype, engine->v, count, v_out);
+    return ops->to_dtype(engine->device, engine->stream, heads->kv_dtype, dim, engine->v, count,
+                         v_out);
 }
 
 enum pp_status gw_engine_finish_layer(struct gw_engine *engine, const struct gw_layer *layer,

@@ -348,7 +348,7 @@ uint32_t gw_outbox_tokens_per_chunk(const struct gw_remote *remote, const struct
 {
     const struct pp_shape *shape = &part->sequence->config.shape;
     const struct gw_route_part *route = &part->sequence->route.parts[part->index];
-    uint64_t row = 2ull * route->kv_head_count * shape->head_dim * pp_dtype_bytes(shape->kv_dtype);
+    uint64_t row = 2ull * route->kv_head_count * pp_vector_bytes(shape->head_dim, shape->kv_dtype);
     uint64_t bytes = GW_CHUNK_PAYLOAD_BYTES;
     uint64_t quarter = remote->outbox->capacity / 4;
     uint64_t said = part->node->limits.message_bytes_max;

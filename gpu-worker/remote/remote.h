@@ -82,7 +82,7 @@ PP_MUST_USE enum pp_status gw_remote_sequence_open(struct gw_remote *remote,
 void gw_remote_sequence_close(struct gw_remote_sequence *sequence);
 
 /* Hands over rows [start, start + count) of a layer for the nodes; start is counted from the first
- * token that ever leaves the worker (the sink stays). k, v: [token][kv head][dim] of kv_dtype;
+ * token that ever leaves the worker (the sink stays). k, v: [token][kv head] vectors of kv_dtype;
  * copied at once. `bulk`: prefill. Waits while the outbox is full. A failure of a node comes back
  * here or at the next wait: PP_UNAVAILABLE, PP_INCARNATION_CHANGED ... */
 PP_MUST_USE enum pp_status gw_remote_append(struct gw_remote_sequence *sequence, uint32_t layer,

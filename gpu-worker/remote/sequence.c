@@ -232,7 +232,7 @@ enum pp_status gw_remote_append(struct gw_remote_sequence *sequence, uint32_t la
         count > PP_TOKENS_PER_PART_MAX - start) {
         return PP_INVALID_ARGUMENT;
     }
-    uint64_t head_bytes = (uint64_t)shape->head_dim * pp_dtype_bytes(shape->kv_dtype);
+    uint64_t head_bytes = pp_vector_bytes(shape->head_dim, shape->kv_dtype);
     uint64_t token_bytes = head_bytes * shape->kv_heads;
     for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
         const struct gw_route_part *route = &sequence->route.parts[i];
@@ -307,8 +307,8 @@ static enum pp_status check_config(const struct gw_remote *remote,
 {
     PP_TRY(pp_shape_check(&config->shape));
     PP_TRY(pp_estimator_resolve(&config->estimator));
-    uint64_t token_bytes = 2ull * config->shape.kv_heads * config->shape.head_dim *
-                           pp_dtype_bytes(config->shape.kv_dtype);
+    uint64_t token_bytes = 2ull * config->shape.kv_heads *
+                           pp_vector_bytes(config->shape.head_dim, config->shape.kv_dtype);
     if (config->fingerprint_bytes == 0 || config->fingerprint_bytes > PP_FINGERPRINT_BYTES ||
         config->dense_layer_count > config->shape.layers ||
         token_bytes > remote->config.outbox_bytes_max / 4) {

@@ -75,6 +75,17 @@ class ClusterTest(unittest.TestCase):
         self.assertEqual(entry["top1_agreement"], 1.0)
         print(f"logit_error_max {entry['logit_error_max']:.2e}")
 
+    def test_int8_exact_logits_over_two_nodes_equal_the_workers_own(self):
+        out = self.path / "eval_int8.json"
+        with node_process.Node(NODE, *OPTIONS) as one, node_process.Node(NODE, *OPTIONS) as two:
+            done = worker("eval", "--text", str(self.short), "--tokens=64", "--kv-dtype=int8",
+                          "--estimators=exact", "--json", str(out), nodes_option((one, two)))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        entry = json.loads(out.read_text())
+        self.assertLess(entry["logit_error_max"], 1e-3)
+        self.assertEqual(entry["top1_agreement"], 1.0)
+        print(f"int8 logit_error_max {entry['logit_error_max']:.2e}")
+
     def test_killed_node_ends_the_request_within_two_seconds_and_with_an_error(self):
         with node_process.Node(NODE, *OPTIONS) as one, node_process.Node(NODE, *OPTIONS) as two:
             running = subprocess.Popen(

@@ -81,7 +81,20 @@ def from_bf16(bits):
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+def to_int8(values):
+    """[...][dim] f32 -> [...][dim + 4] bytes: the int8, then their scale, max |value| / 127."""
+    scale = np.abs(values).max(axis=-1, keepdims=True).astype(np.float32) / np.float32(127)
+    whole = np.rint(values / np.where(scale == 0, 1, scale)).astype(np.int8)
+    return np.concatenate([whole.view(np.uint8), scale.view(np.uint8)], axis=-1)
+
+
+def from_int8(stored):
+    scale = np.ascontiguousarray(stored[..., -4:]).view(np.float32)
+    return np.ascontiguousarray(stored[..., :-4]).view(np.int8).astype(np.float32) * scale
+
+
 DTYPES = {
+    common.DTYPE_I8: (to_int8, from_int8, np.uint8),
     common.DTYPE_BF16: (to_bf16, from_bf16, np.uint16),
     common.DTYPE_F16: (lambda x: x.astype(np.float16), lambda x: x.astype(np.float32), np.float16),
     common.DTYPE_F32: (lambda x: x.astype(np.float32), lambda x: x, np.float32),

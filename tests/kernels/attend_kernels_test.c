@@ -36,7 +36,7 @@ static void bed_init(struct bed *bed, uint32_t dim, enum pp_dtype dtype, uint32_
                      float q_scale, uint64_t seed)
 {
     struct pp_rng rng = {.seed = seed};
-    uint32_t half = dim * pp_dtype_bytes(dtype);
+    uint32_t half = (uint32_t)pp_vector_bytes(dim, dtype);
     uint64_t row_bytes = tight ? 2ull * half : pp_row_bytes(dim, dtype);
     bed->count = count;
     bed->memory = malloc(count * row_bytes + (count == 0));
@@ -48,7 +48,8 @@ static void bed_init(struct bed *bed, uint32_t dim, enum pp_dtype dtype, uint32_
         for (uint32_t d = 0; d < 2 * dim; ++d) {
             values[d] = (float)(pp_rng_uniform(&rng) * 4.0 - 2.0);
         }
-        pp_dtype_from_f32(dtype, values, 2 * dim, bed->memory + i * row_bytes);
+        pp_dtype_from_f32(dtype, values, dim, bed->memory + i * row_bytes);
+        pp_dtype_from_f32(dtype, values + dim, dim, bed->memory + i * row_bytes + half);
     }
     for (uint32_t i = 0; i < HEADS_MAX * dim; ++i) {
         bed->q[i] = q_scale * (float)pp_rng_normal(&rng) / sqrtf((float)dim);
@@ -144,7 +145,7 @@ static void exact_equals_scalar_on_odd_dims_groups_and_lengths(void **state)
     static const uint32_t dims[] = {1, 5, 33, 64, 80, 96, 127, 128, 255, 256};
     static const uint32_t groups[] = {1, 2, 3, 4, 5, 7, 8, 9};
     static const uint32_t lengths[] = {0, 1, 15, 16, 17, 100};
-    for (enum pp_dtype dtype = PP_BF16; dtype <= PP_F32; ++dtype) {
+    for (enum pp_dtype dtype = PP_BF16; dtype <= PP_I8; ++dtype) {
         for (uint32_t d = 0; d < sizeof(dims) / sizeof(dims[0]); ++d) {
             for (uint32_t n = 0; n < sizeof(lengths) / sizeof(lengths[0]); ++n) {
                 struct bed bed;
@@ -167,7 +168,7 @@ static void exact_equals_scalar_on_long_runs(void **state)
         {65472, 5, 1},  {65472, 64, 2}, {65472, 80, 4}, {65473, 64, 5},
     };
     for (uint32_t s = 0; s < sizeof(shapes) / sizeof(shapes[0]); ++s) {
-        for (enum pp_dtype dtype = PP_BF16; dtype <= PP_F32; ++dtype) {
+        for (enum pp_dtype dtype = PP_BF16; dtype <= PP_I8; ++dtype) {
             struct bed bed;
             bed_init(&bed, shapes[s][1], dtype, shapes[s][0], true, 1.0f, s);
             check_exact(&bed, shapes[s][2], 2e-4);
@@ -233,7 +234,7 @@ static void gather_equals_scalar_with_and_without_errors(void **state)
     (void)state;
     static const uint32_t dims[] = {1, 5, 33, 64, 80, 96, 128, 255, 256};
     static const uint32_t counts[] = {0, 1, 15, 16, 17, 333};
-    for (enum pp_dtype dtype = PP_BF16; dtype <= PP_F32; ++dtype) {
+    for (enum pp_dtype dtype = PP_BF16; dtype <= PP_I8; ++dtype) {
         for (uint32_t d = 0; d < sizeof(dims) / sizeof(dims[0]); ++d) {
             struct bed bed;
             bed_init(&bed, dims[d], dtype, 500, true, 3.0f, d);

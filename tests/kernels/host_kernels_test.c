@@ -250,6 +250,10 @@ static void scores_norms_scales_and_widening_agree(void **state)
             best->widen(dtype, halves, dim, found);
             assert_memory_equal(expected, found, dim * sizeof(float));
         }
+        pp_dtype_from_f32(PP_I8, keys, dim, halves);
+        scalar->widen(PP_I8, halves, dim, expected);
+        best->widen(PP_I8, halves, dim, found);
+        assert_memory_equal(expected, found, dim * sizeof(float));
     }
 }
 

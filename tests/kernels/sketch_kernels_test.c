@@ -183,7 +183,7 @@ static void bed_init(struct bed *bed, uint32_t dim, uint32_t bits, enum pp_dtype
                      uint32_t count)
 {
     struct pp_rng rng = {.seed = dim * 8 + bits};
-    uint32_t half = dim * pp_dtype_bytes(dtype);
+    uint32_t half = (uint32_t)pp_vector_bytes(dim, dtype);
     bed->memory = malloc(2ull * half * count);
     assert_non_null(bed->memory);
     bed->rows = (struct an_rows){.base = bed->memory,
@@ -196,7 +196,7 @@ static void bed_init(struct bed *bed, uint32_t dim, uint32_t bits, enum pp_dtype
         for (uint32_t d = 0; d < 2 * dim; ++d) {
             values[d] = (float)pp_rng_normal(&rng) + 0.25f;
         }
-        pp_dtype_from_f32(dtype, values, 2ull * dim, bed->memory + 2ull * half * i);
+        pp_vectors_from_f32(dtype, dim, values, 2, bed->memory + 2ull * half * i);
     }
     for (uint32_t d = 0; d < dim; ++d) {
         bed->centre[d] = 0.25f;
@@ -215,7 +215,7 @@ static void check_encoding(const struct an_sketch_kernels *kernels)
     for (uint32_t i = 0; i < COUNT(all_bits) * COUNT(dims); ++i) {
         struct bed bed;
         uint32_t count = i % 3 == 0 ? 64 : 1 + i * 3 % 64;
-        bed_init(&bed, dims[i % COUNT(dims)], all_bits[i / COUNT(dims)], PP_BF16 + i % 3, count);
+        bed_init(&bed, dims[i % COUNT(dims)], all_bits[i / COUNT(dims)], PP_BF16 + i % 4, count);
         bed.encoder.balance_inverse = i % 2 == 0 ? bed.balance : NULL;
         const struct an_sketch_shape *shape = &bed.encoder.shape;
         uint8_t *blocks[2] = {aligned(shape->block_bytes), aligned(shape->block_bytes)};
@@ -275,7 +275,7 @@ static void check_attend(const struct an_sketch_kernels *kernels)
         uint32_t dim = dims[i % COUNT(dims)];
         uint32_t heads = 1 + i % HEADS_MAX;
         uint32_t count = i * 37 % 600;
-        bed_init(&bed, dim, 2, PP_BF16 + i % 3, 64);
+        bed_init(&bed, dim, 2, PP_BF16 + i % 4, 64);
         uint16_t ids[600];
         uint16_t thresholds[600];
         float q[HEADS_MAX * PP_HEAD_DIM_MAX];

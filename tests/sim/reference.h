@@ -51,10 +51,11 @@ static inline void reference_draw(struct reference *reference, struct pp_rng *rn
         reference->v[at + i] = (float)pp_rng_normal(rng);
     }
     enum pp_dtype dtype = reference->shape.kv_dtype;
-    pp_dtype_from_f32(dtype, reference->k + at, values, k_out);
-    pp_dtype_from_f32(dtype, reference->v + at, values, v_out);
-    pp_dtype_to_f32(dtype, k_out, values, reference->k + at);
-    pp_dtype_to_f32(dtype, v_out, values, reference->v + at);
+    uint32_t dim = reference->shape.head_dim;
+    pp_vectors_from_f32(dtype, dim, reference->k + at, values / dim, k_out);
+    pp_vectors_from_f32(dtype, dim, reference->v + at, values / dim, v_out);
+    pp_vectors_to_f32(dtype, dim, k_out, values / dim, reference->k + at);
+    pp_vectors_to_f32(dtype, dim, v_out, values / dim, reference->v + at);
 }
 
 /* One q head over the first `tokens` tokens: o [dim], and the log-sum-exp. */

@@ -125,7 +125,7 @@ static void op_append(struct run *run, struct tale *tale)
 {
     uint32_t count = 1 + (uint32_t)draw(run, draw(run, 4) == 0 ? 150 : 20);
     bool bulk = draw(run, 2) == 0;
-    uint64_t bytes = (uint64_t)count * reference_row(&tale->reference) * sizeof(float);
+    uint64_t bytes = 2 * (uint64_t)count * reference_row(&tale->reference) * sizeof(float);
     if (tale->handed + count > TOKENS_MAX) {
         return;
     }
@@ -283,7 +283,7 @@ static void init_tale(struct run *run, struct tale *tale)
         .layers = LAYERS,
         .kv_heads = 1 + (uint32_t)draw(run, 3),
         .head_dim = 4 + (uint32_t)draw(run, DIM_MAX - 3),
-        .kv_dtype = (enum pp_dtype)(1 + draw(run, 3)),
+        .kv_dtype = (enum pp_dtype)(1 + draw(run, 4)),
     };
     shape.q_heads = shape.kv_heads * (1 + (uint32_t)draw(run, HEADS_MAX / shape.kv_heads));
     shape.scale = 1.0f / sqrtf((float)shape.head_dim);

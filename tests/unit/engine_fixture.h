@@ -77,8 +77,10 @@ enum pp_status gw_remote_append(struct gw_remote_sequence *sequence, uint32_t la
     (void)bulk;
     assert_int_equal(start, sequence->given[layer]); /* every token once, in order */
     enum pp_dtype dtype = sequence->config.shape.kv_dtype;
-    pp_dtype_to_f32(dtype, k, (uint64_t)count * WIDTH, sequence->k[layer] + start * WIDTH);
-    pp_dtype_to_f32(dtype, v, (uint64_t)count * WIDTH, sequence->v[layer] + start * WIDTH);
+    uint32_t dim = sequence->config.shape.head_dim;
+    uint64_t vectors = (uint64_t)count * WIDTH / dim;
+    pp_vectors_to_f32(dtype, dim, k, vectors, sequence->k[layer] + start * WIDTH);
+    pp_vectors_to_f32(dtype, dim, v, vectors, sequence->v[layer] + start * WIDTH);
     sequence->given[layer] += count;
     fake.appends++;
     return PP_OK;

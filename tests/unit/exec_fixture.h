@@ -141,7 +141,7 @@ static inline struct an_append_args append_args(uint64_t handle, uint64_t genera
                                                 const struct shape *shape, uint64_t start,
                                                 uint32_t count, const void *k, const void *v)
 {
-    uint64_t bytes = (uint64_t)count * shape->kv_heads * shape->dim * pp_dtype_bytes(shape->dtype);
+    uint64_t bytes = (uint64_t)count * shape->kv_heads * pp_vector_bytes(shape->dim, shape->dtype);
     return (struct an_append_args){
         .part = {handle, generation},
         .start = start,
@@ -151,18 +151,30 @@ static inline struct an_append_args append_args(uint64_t handle, uint64_t genera
     };
 }
 
-/* Appends made-up f32 rows (shape dtype f32): K with salt, V with salt + 1. */
+/* make_rows in the shape's dtype; out takes count * kv_heads vectors. */
+static inline void make_vectors(const struct shape *shape, uint64_t salt, uint64_t begin,
+                                uint32_t count, void *out)
+{
+    uint64_t values = (uint64_t)count * shape->kv_heads * shape->dim;
+    float *rows = malloc(values * sizeof(*rows) + 1);
+    assert_non_null(rows);
+    make_rows(shape, salt, begin, count, rows);
+    pp_vectors_from_f32(shape->dtype, shape->dim, rows, values / shape->dim, out);
+    free(rows);
+}
+
+/* Appends made-up rows in the shape's dtype: K with salt, V with salt + 1. */
 static inline enum pp_status fixture_append(struct fixture *fixture, uint64_t handle,
                                             uint64_t generation, const struct shape *shape,
                                             uint32_t layer, uint64_t start, uint32_t count,
                                             uint64_t salt, bool bulk)
 {
-    uint64_t values = (uint64_t)count * shape->kv_heads * shape->dim;
-    float *k = malloc(2 * values * sizeof(float));
+    uint64_t bytes = (uint64_t)count * shape->kv_heads * pp_vector_bytes(shape->dim, shape->dtype);
+    uint8_t *k = malloc(2 * bytes);
     assert_non_null(k);
-    make_rows(shape, salt, start, count, k);
-    make_rows(shape, salt + 1, start, count, k + values);
-    fixture->job.append = append_args(handle, generation, shape, start, count, k, k + values);
+    make_vectors(shape, salt, start, count, k);
+    make_vectors(shape, salt + 1, start, count, k + bytes);
+    fixture->job.append = append_args(handle, generation, shape, start, count, k, k + bytes);
     fixture->job.append.layer = layer;
     fixture->job.append.bulk = bulk;
     enum pp_status status = fixture_run(fixture, AN_JOB_APPEND);
@@ -192,6 +204,18 @@ static inline enum pp_status fixture_attend(struct fixture *fixture, uint64_t ha
     return status != PP_OK ? status : item->status;
 }
 
+/* make_rows as the shape's dtype holds them. */
+static inline void make_rounded(const struct shape *shape, uint64_t salt, uint32_t count,
+                                float *out)
+{
+    uint64_t vectors = (uint64_t)count * shape->kv_heads;
+    void *stored = malloc(vectors * pp_vector_bytes(shape->dim, shape->dtype) + 1);
+    assert_non_null(stored);
+    make_vectors(shape, salt, 0, count, stored);
+    pp_vectors_to_f32(shape->dtype, shape->dim, stored, vectors, out);
+    free(stored);
+}
+
 /* The largest error of an answer against the f64 reference over made-up rows of this salt. */
 static inline double answer_error(const struct an_attend_item *item, const struct shape *shape,
                                   uint64_t salt, const float *q)
@@ -201,8 +225,8 @@ static inline double answer_error(const struct an_attend_item *item, const struc
     float *k = malloc((2 * held * width + 1) * sizeof(float));
     assert_non_null(k);
     float *v = k + held * width;
-    make_rows(shape, salt, 0, held, k);
-    make_rows(shape, salt + 1, 0, held, v);
+    make_rounded(shape, salt, held, k);
+    make_rounded(shape, salt + 1, held, v);
     double worst = 0;
     for (uint32_t lane = 0; lane < item->q_rows * shape->q_heads; lane++) {
         double o[256];

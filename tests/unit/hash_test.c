@@ -285,6 +285,35 @@ static void halves_hash_as_their_f32_values_at_any_count(void **state)
     pp_hash_destroy(hash);
 }
 
+static void int8_hashes_as_its_f32_values_on_every_instruction_set(void **state)
+{
+    (void)state;
+    enum { DIM = 77, COUNT = 32, BYTES = 88, L = 40 };
+    static uint8_t stored[COUNT * BYTES];
+    static _Alignas(64) float x[2][PP_HASH_SIZE_MAX * PP_HASH_LANES];
+    float wide[COUNT * DIM];
+    float centre[DIM];
+    struct pp_rng rng = {.seed = 13};
+    struct pp_hash *hash;
+    assert_int_equal(pp_hash_new(5, DIM, 8, L, &hash), PP_OK);
+    for (uint32_t d = 0; d < DIM; ++d) {
+        centre[d] = (float)pp_rng_normal(&rng);
+    }
+    for (uint32_t i = 0; i < COUNT; ++i) {
+        for (uint32_t d = 0; d < DIM; ++d) {
+            wide[i * DIM + d] = (float)pp_rng_normal(&rng);
+        }
+        pp_dtype_from_f32(PP_I8, wide + i * DIM, DIM, stored + i * BYTES);
+        pp_dtype_to_f32(PP_I8, stored + i * BYTES, DIM, wide + i * DIM);
+    }
+    kernels_of(PP_ISA_SCALAR)->fill(hash, wide, DIM * sizeof(float), PP_F32, centre, COUNT, x[0]);
+    for (enum pp_isa isa = PP_ISA_SCALAR; isa <= pp_isa_best() && isa <= PP_ISA_AVX512; ++isa) {
+        kernels_of(isa)->fill(hash, stored, BYTES, PP_I8, centre, COUNT, x[1]);
+        assert_memory_equal(x[0], x[1], sizeof(float) * hash->size * PP_HASH_LANES);
+    }
+    pp_hash_destroy(hash);
+}
+
 static void parameters_out_of_range_are_refused(void **state)
 {
     (void)state;
@@ -306,6 +335,7 @@ int main(void)
         cmocka_unit_test(a_query_hashes_as_a_key_with_centre_zero_on_any_thread),
         cmocka_unit_test(every_instruction_set_gives_the_bits_of_the_law),
         cmocka_unit_test(halves_hash_as_their_f32_values_at_any_count),
+        cmocka_unit_test(int8_hashes_as_its_f32_values_on_every_instruction_set),
         cmocka_unit_test(parameters_out_of_range_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

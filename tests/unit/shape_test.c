@@ -43,7 +43,7 @@ static void sizes_scales_and_dtypes_out_of_range_are_refused(void **state)
     (void)state;
     static const uint32_t sizes[] = {0, 65536, 0xffffffffu};
     static const float scales[] = {0.0f, -1.0f, INFINITY, NAN};
-    static const int dtypes[] = {0, -1, 4, 7, 0x7fffffff};
+    static const int dtypes[] = {0, -1, 5, 7, 0x7fffffff};
     for (uint32_t i = 0; i < 3; ++i) {
         struct pp_shape shape = shape_of(4, 2);
         shape.layers = sizes[i];
@@ -147,6 +147,61 @@ static void rows_are_padded_to_cache_lines(void **state)
     assert_int_equal(pp_row_bytes(33, PP_F32), 320);
 }
 
+static void int8_rows_carry_their_scales_and_are_padded_to_eight(void **state)
+{
+    (void)state;
+    assert_int_equal(pp_vector_bytes(128, PP_I8), 132);
+    assert_int_equal(pp_vector_bytes(128, PP_F16), 256);
+    assert_int_equal(pp_row_bytes(128, PP_I8), 264);
+    assert_int_equal(pp_row_bytes(33, PP_I8), 80);
+    assert_int_equal(pp_row_bytes(1, PP_I8), 16);
+}
+
+static void int8_is_within_half_a_step_of_its_vectors_largest(void **state)
+{
+    (void)state;
+    float values[3 * 33];
+    for (uint32_t i = 0; i < 3 * 33; ++i) {
+        values[i] = (float)((int32_t)(i * 7919u % 201u) - 100) * (i < 33 ? 1e-30f : 3.0f);
+    }
+    memset(values + 66, 0, 33 * sizeof(*values)); /* a vector of zeros stays zero */
+    uint8_t stored[3 * 37];
+    pp_vectors_from_f32(PP_I8, 33, values, 3, stored);
+    for (uint32_t v = 0; v < 3; ++v) {
+        float back[33];
+        float largest = 0.0f;
+        pp_dtype_to_f32(PP_I8, stored + v * 37, 33, back);
+        for (uint32_t d = 0; d < 33; ++d) {
+            largest = fmaxf(largest, fabsf(values[v * 33 + d]));
+        }
+        for (uint32_t d = 0; d < 33; ++d) {
+            assert_true(fabsf(back[d] - values[v * 33 + d]) <= largest / 127.0f * 0.501f);
+        }
+    }
+}
+
+static void int8_scales_keep_their_values_in_bounds(void **state)
+{
+    (void)state;
+    static const float bad[] = {NAN, INFINITY, -INFINITY, -1.0f, 0x1.01p33f};
+    static const float good[] = {0.0f, 0x1p33f, 1e-45f};
+    for (uint32_t i = 0; i < 5; ++i) {
+        assert_false(pp_scale_within(bad[i]));
+    }
+    for (uint32_t i = 0; i < 3; ++i) {
+        assert_true(pp_scale_within(good[i]));
+    }
+    static const float values[] = {NAN, INFINITY, -INFINITY, 0x1p41f};
+    for (uint32_t i = 0; i < 4; ++i) {
+        float vector[5] = {1.0f, 2.0f, values[i], 4.0f, 5.0f};
+        uint8_t stored[9];
+        float scale;
+        pp_dtype_from_f32(PP_I8, vector, 5, stored);
+        memcpy(&scale, stored + 5, sizeof(scale));
+        assert_false(pp_scale_within(scale));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -157,6 +212,9 @@ int main(void)
         cmocka_unit_test(values_round_to_half_even_and_come_back),
         cmocka_unit_test(values_that_are_not_finite_or_too_large_are_refused),
         cmocka_unit_test(rows_are_padded_to_cache_lines),
+        cmocka_unit_test(int8_rows_carry_their_scales_and_are_padded_to_eight),
+        cmocka_unit_test(int8_is_within_half_a_step_of_its_vectors_largest),
+        cmocka_unit_test(int8_scales_keep_their_values_in_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
