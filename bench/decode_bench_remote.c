@@ -9,7 +9,7 @@
 #include "bench/decode_bench.h"
 #include "common/base/rng.h"
 #include "common/rpc/grpc_transport.h"
-#include "gpu-worker/api/worker.h"
+#include "gpu-worker/api/nodes.h"
 #include "gpu-worker/remote/remote.h"
 
 #define APPEND_TOKENS 1024u
@@ -39,7 +39,7 @@ static enum pp_status connect_nodes(void)
     side.config.outbox_bytes_max = 64u << 20;
     PP_TRY(gw_remote_new(&side.config, &side.remote));
     PP_TRY(gw_remote_start(side.remote));
-    return gw_remote_ready(side.remote, 20000000);
+    return gw_remote_ready(side.remote, 20000000, NULL, NULL);
 }
 
 static enum pp_status make_up_rows(const struct decode_settings *settings)

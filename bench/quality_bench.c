@@ -107,12 +107,17 @@ static enum pp_status open_all(struct bench *bench)
                                        .node_timeout_us = NODE_TIMEOUT_US,
                                        .dense_layers = "",
                                        .log_level = PP_LOG_WARN};
+    char *text;
+    size_t bytes;
     PP_TRY(gw_worker_open(&bench->worker, &worker, stderr));
-    PP_TRY(gw_eval_text_read(&bench->worker, settings.text, MEASURED_TOKENS, stderr, &bench->text));
+    PP_TRY(gw_file_read(settings.text, stderr, &text, &bytes));
+    enum pp_status status = gw_eval_text_init(&bench->worker, settings.text, text, bytes,
+                                              MEASURED_TOKENS, stderr, &bench->text);
+    free(text);
     bool terminal = isatty(STDERR_FILENO) == 1;
     gw_progress_init(&bench->progress, stderr, terminal, bench->worker.clock);
     bench->bar = terminal ? &bench->progress : NULL;
-    return gw_eval_text_reference(&bench->worker, &bench->text, bench->bar);
+    return status;
 }
 
 static enum pp_status report(struct bench *bench, const struct gw_eval_estimator *estimator,
@@ -158,7 +163,10 @@ static enum pp_status run_text(struct bench *bench, const struct gw_eval_estimat
     struct gw_sequence *sequence = NULL;
     enum pp_status status = gw_sequence_open(bench->worker.engine, opening, &sequence);
     if (status == PP_OK) {
-        status = gw_eval_text_run(&bench->worker, &bench->text, sequence, bench->bar, run_out);
+        status = gw_eval_text_prefill(&bench->text, sequence, bench->bar);
+    }
+    if (status == PP_OK) {
+        status = gw_eval_text_run(&bench->text, sequence, bench->bar, run_out);
     }
     if (status != PP_OK) {
         gw_worker_explain(stderr, estimator->text, status, sequence);
@@ -184,8 +192,10 @@ static enum pp_status run_estimator(struct bench *bench, const struct gw_eval_es
                                           .hash_seed = 1,
                                           .step_seed = STEP_SEED,
                                           .tokens_expected = bench->text.id_count,
+                                          .tokens_kept = MEASURED_TOKENS,
                                           .compare_exact = true};
     PP_TRY(run_text(bench, estimator, &opening, &run, &held));
+    opening.tokens_kept = 0;
     opening.compare_exact = false;
     PP_TRY(needle_run(&bench->worker, &bench->text, &opening, stderr, &correct));
     return report(bench, estimator, &run, correct, held);

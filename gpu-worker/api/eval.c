@@ -10,9 +10,12 @@
 #include <unistd.h>
 
 #include "gpu-worker/api/eval_text.h"
+#include "gpu-worker/api/program.h"
 #include "gpu-worker/api/progress.h"
 #include "gpu-worker/api/statistics.h"
 #include "gpu-worker/api/worker.h"
+
+#define EVAL_OPTIONS_MAX (GW_WORKER_OPTIONS_MAX + 8u)
 
 struct eval {
     struct gw_worker_options worker_options;
@@ -22,13 +25,15 @@ struct eval {
     uint64_t seed;
     const char *json_path;
     const char *dump_path;
-    bool quiet;
 
     struct gw_worker worker;
     struct gw_progress progress;
     struct gw_eval_estimator estimators[GW_EVAL_ESTIMATORS_MAX];
     uint32_t estimator_count;
     struct gw_eval_text text;
+    struct gw_sequence *sequence;
+    struct pp_estimator opened; /* what the sequence was opened with */
+    uint64_t prefill_us;
 };
 
 static const char eval_examples[] =
@@ -91,7 +96,7 @@ static size_t eval_options(struct eval *eval, struct pp_option *table_out)
                  "--json then also carries the ids of the text."},
         {.name = "quiet",
          .kind = PP_OPTION_BOOL,
-         .target = &eval->quiet,
+         .target = &eval->worker_options.quiet,
          .group = "Output",
          .default_text = "false",
          .short_name = 'q',
@@ -135,8 +140,9 @@ enum pp_status gw_eval_estimators_parse(const char *text, struct gw_eval_estimat
     return count == 0 ? PP_INVALID_ARGUMENT : PP_OK;
 }
 
-static enum pp_status eval_open(struct eval *eval)
+static enum pp_status eval_check(void *context)
 {
+    struct eval *eval = context;
     if (gw_eval_estimators_parse(eval->estimators_text, eval->estimators, &eval->estimator_count) !=
         PP_OK) {
         fprintf(stderr, "--estimators: '%s' is no list of exact, lsh, lsh:k=K,l=L,t=T\n",
@@ -151,14 +157,29 @@ static enum pp_status eval_open(struct eval *eval)
             return PP_INVALID_ARGUMENT;
         }
     }
-    PP_TRY(gw_statistics_check(eval->json_path, stderr));
-    PP_TRY(gw_worker_open(&eval->worker, &eval->worker_options, stderr));
-    return gw_eval_text_read(&eval->worker, eval->text_path, eval->tokens, stderr, &eval->text);
+    return gw_worker_options_check(&eval->worker_options, stderr);
+}
+
+/* What can fail at once comes before what takes its time. */
+static enum pp_status eval_open(struct eval *eval)
+{
+    char *text;
+    size_t bytes;
+    PP_TRY(gw_statistics_check("--json", eval->json_path, stderr));
+    PP_TRY(gw_statistics_check("--dump-logits", eval->dump_path, stderr));
+    PP_TRY(gw_file_read(eval->text_path, stderr, &text, &bytes));
+    enum pp_status status = gw_worker_open(&eval->worker, &eval->worker_options, stderr);
+    if (status == PP_OK) {
+        status = gw_eval_text_init(&eval->worker, eval->text_path, text, bytes, eval->tokens,
+                                   stderr, &eval->text);
+    }
+    free(text);
+    return status;
 }
 
 static struct gw_progress *eval_bar(struct eval *eval)
 {
-    return eval->quiet ? NULL : &eval->progress;
+    return eval->worker_options.quiet ? NULL : &eval->progress;
 }
 
 static enum pp_status eval_dump(const struct eval *eval)
@@ -180,7 +201,7 @@ static enum pp_status eval_dump(const struct eval *eval)
 }
 
 static enum pp_status eval_report(struct eval *eval, const char *estimator,
-                                  struct gw_sequence *sequence, const struct gw_eval_run *run)
+                                  const struct gw_eval_run *run)
 {
     double rows = (double)run->score.rows;
     double share = run->steps.keys_held == 0
@@ -202,9 +223,9 @@ static enum pp_status eval_report(struct eval *eval, const char *estimator,
     json_object_set_new(object, "kl_max", json_real(run->score.kl_max));
     json_object_set_new(object, "top1_agreement", json_real(top1));
     json_object_set_new(object, "logit_error_max", json_real(run->score.logit_error_max));
-    json_object_set_new(object, "prefill_s", json_real((double)run->prefill_us * 1e-6));
+    json_object_set_new(object, "prefill_s", json_real((double)eval->prefill_us * 1e-6));
     gw_statistics_steps(object, &run->steps);
-    gw_statistics_held(object, &eval->worker, sequence);
+    gw_statistics_held(object, &eval->worker, eval->sequence);
     if (eval->dump_path[0] != '\0') {
         json_t *ids = json_array();
         for (uint64_t i = 0; i < eval->text.id_count; i++) {
@@ -215,12 +236,69 @@ static enum pp_status eval_report(struct eval *eval, const char *estimator,
     return gw_statistics_write(object, eval->json_path, stderr);
 }
 
-static enum pp_status eval_measure(struct eval *eval, const struct gw_eval_estimator *estimator,
-                                   struct gw_sequence *sequence)
+static bool eval_same(const struct pp_estimator *one, const struct pp_estimator *other)
 {
+    return one->kind == other->kind && one->k == other->k && one->l == other->l &&
+           one->t == other->t;
+}
+
+/* A sequence whose index serves estimator `index` of the list: its own, or for exact, which needs
+ * none, that of the next that does. Prefilled and marked. */
+static enum pp_status eval_open_sequence(struct eval *eval, uint32_t index)
+{
+    uint32_t of = index;
+    while (of + 1 < eval->estimator_count && eval->estimators[of].estimator.kind == PP_EXACT) {
+        of++;
+    }
+    eval->opened = eval->estimators[of].estimator;
+    struct gw_sequence_options options = {.remote = eval->worker.remote,
+                                          .estimator = eval->opened,
+                                          .nodes_plan = eval->worker_options.nodes_plan,
+                                          .dense_layers = eval->worker.dense_layers,
+                                          .dense_layer_count = eval->worker.dense_layer_count,
+                                          .hash_seed = eval->worker_options.hash_seed,
+                                          .step_seed = eval->seed,
+                                          .tokens_expected = eval->text.id_count,
+                                          .tokens_kept = (uint32_t)eval->tokens};
+    bool first = !eval->text.has_reference;
+    uint64_t begin_us = pp_clock_now_us(&eval->worker.clock);
+    PP_TRY(gw_sequence_open(eval->worker.engine, &options, &eval->sequence));
+    PP_TRY(gw_eval_text_prefill(&eval->text, eval->sequence, eval_bar(eval)));
+    eval->prefill_us = pp_clock_now_us(&eval->worker.clock) - begin_us;
+    return first ? eval_dump(eval) : PP_OK;
+}
+
+/* Exact runs on whatever sequence there is; an index serves its own parameters only. */
+static enum pp_status eval_take_sequence(struct eval *eval, uint32_t index)
+{
+    const struct pp_estimator *wanted = &eval->estimators[index].estimator;
+    bool fits = wanted->kind == PP_EXACT || eval_same(wanted, &eval->opened);
+    if (eval->sequence == NULL || !fits) {
+        gw_sequence_close(eval->sequence);
+        eval->sequence = NULL;
+        PP_TRY(eval_open_sequence(eval, index));
+    }
+    static const struct pp_estimator own = {.kind = PP_ESTIMATOR_NONE};
+    gw_sequence_use(eval->sequence, eval_same(wanted, &eval->opened) ? &own : wanted);
+    return PP_OK;
+}
+
+static enum pp_status eval_estimator(struct eval *eval, uint32_t index)
+{
+    const struct gw_eval_estimator *estimator = &eval->estimators[index];
     struct gw_eval_run run;
-    PP_TRY(gw_eval_text_run(&eval->worker, &eval->text, sequence, eval_bar(eval), &run));
-    PP_TRY(eval_report(eval, estimator->text, sequence, &run));
+    enum pp_status status = eval_take_sequence(eval, index);
+    if (status == PP_OK) {
+        status = gw_eval_text_run(&eval->text, eval->sequence, eval_bar(eval), &run);
+    }
+    if (status == PP_CANCELLED) {
+        return status;
+    }
+    if (status != PP_OK) {
+        gw_worker_explain(stderr, estimator->text, status, eval->sequence);
+        return status;
+    }
+    PP_TRY(eval_report(eval, estimator->text, &run));
     if (estimator->estimator.kind != PP_EXACT && run.steps.attends_estimated == 0) {
         fprintf(stderr, "%s was never used: the nodes hold too few tokens for an index\n",
                 estimator->text);
@@ -229,70 +307,42 @@ static enum pp_status eval_measure(struct eval *eval, const struct gw_eval_estim
     return PP_OK;
 }
 
-static enum pp_status eval_estimator(struct eval *eval, const struct gw_eval_estimator *estimator)
+static enum pp_status eval_all(void *context)
 {
-    struct gw_sequence *sequence = NULL;
-    struct gw_sequence_options options = {.remote = eval->worker.remote,
-                                          .estimator = estimator->estimator,
-                                          .nodes_plan = eval->worker_options.nodes_plan,
-                                          .dense_layers = eval->worker.dense_layers,
-                                          .dense_layer_count = eval->worker.dense_layer_count,
-                                          .hash_seed = eval->worker_options.hash_seed,
-                                          .step_seed = eval->seed,
-                                          .tokens_expected = eval->text.id_count};
-    enum pp_status status = gw_sequence_open(eval->worker.engine, &options, &sequence);
-    if (status == PP_OK) {
-        status = eval_measure(eval, estimator, sequence);
-    }
-    if (status != PP_OK) {
-        gw_worker_explain(stderr, estimator->text, status, sequence);
-    }
-    gw_sequence_close(sequence);
-    return status;
-}
-
-static enum pp_status eval_all(struct eval *eval)
-{
+    struct eval *eval = context;
     PP_TRY(eval_open(eval));
     gw_progress_init(&eval->progress, stderr, isatty(STDERR_FILENO) == 1, eval->worker.clock);
-    PP_TRY(gw_eval_text_reference(&eval->worker, &eval->text, eval_bar(eval)));
-    PP_TRY(eval_dump(eval));
     printf("%-24s %10s %12s %12s %8s %10s %10s\n", "estimator", "ppl", "kl_mean", "kl_max", "top1",
            "rows_share", "ms/token");
     for (uint32_t i = 0; i < eval->estimator_count; i++) {
-        PP_TRY(eval_estimator(eval, &eval->estimators[i]));
+        PP_TRY(eval_estimator(eval, i));
     }
     return PP_OK;
+}
+
+static void eval_close(void *context)
+{
+    struct eval *eval = context;
+    gw_sequence_close(eval->sequence);
+    gw_eval_text_free(&eval->text);
+    gw_worker_close(&eval->worker);
 }
 
 int gw_eval_main(int argc, char **argv)
 {
     struct eval eval = {0};
-    struct pp_option table[32];
-    struct pp_options_spec spec = {
-        .program = "gpu-worker eval",
+    struct pp_option table[EVAL_OPTIONS_MAX];
+    const struct gw_program program = {
+        .name = "gpu-worker eval",
         .summary = "Measures estimators on a text against exact attention: perplexity, KL of the "
                    "next token's distribution in nats, how often the likeliest token agrees, and "
                    "the share of held keys that was read.",
         .examples = eval_examples,
-        .version = PP_VERSION,
         .options = table,
         .option_count = eval_options(&eval, table),
-        .tolerate_foreign_environment = true};
-    struct pp_options *options;
-    enum pp_options_outcome outcome;
-    if (pp_options_parse(&spec, argc, argv, environ, stdout, stderr, &outcome, &options) != PP_OK) {
-        return 2;
-    }
-    enum pp_status status = PP_OK;
-    if (outcome == PP_OPTIONS_RUN) {
-        status = eval_all(&eval);
-        if (status != PP_OK) {
-            fprintf(stderr, "eval failed: %s\n", pp_status_name(status));
-        }
-        gw_eval_text_free(&eval.text);
-        gw_worker_close(&eval.worker);
-    }
-    pp_options_destroy(options);
-    return status == PP_OK ? 0 : 1;
+        .check = eval_check,
+        .run = eval_all,
+        .close = eval_close,
+        .context = &eval};
+    return gw_program_main(&program, argc, argv);
 }

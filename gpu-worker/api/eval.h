@@ -1,8 +1,8 @@
 /*
  * `gpu-worker eval`: the quality of estimators on a text, against exact attention. The last
- * --tokens positions of the first --context tokens are measured: the reference is one exact pass
- * without nodes; each estimator gets the tokens before them as a prompt (on the nodes) and decodes
- * the measured ones step by step, fed with the text.
+ * --tokens positions of the first --context tokens are measured: the reference is the prefill's own
+ * exact pass, which no node takes part in; then each estimator decodes them step by step over the
+ * nodes, fed with the text. Estimators that share an index, and exact, share one prefill.
  */
 #ifndef PIGPEN_GPU_WORKER_API_EVAL_H
 #define PIGPEN_GPU_WORKER_API_EVAL_H
@@ -12,8 +12,7 @@
 #include "common/attn/shape.h"
 #include "common/base/status.h"
 
-/* argv[0] is the program's name as it shall show. Returns the exit code: 0, 1 (failed), 2 (usage).
- */
+/* argv[0] is skipped. Returns the exit code (program.h). */
 int gw_eval_main(int argc, char **argv);
 
 #define GW_EVAL_ESTIMATORS_MAX 16u

@@ -7,17 +7,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum pp_status gw_eval_text_read(struct gw_worker *worker, const char *path, uint64_t tokens,
-                                 FILE *errors, struct gw_eval_text *text_out)
+#include "gpu-worker/api/interrupt.h"
+
+enum pp_status gw_eval_text_init(struct gw_worker *worker, const char *path, const char *bytes,
+                                 size_t byte_count, uint64_t tokens, FILE *errors,
+                                 struct gw_eval_text *text_out)
 {
-    char *bytes;
-    size_t byte_count, count;
+    size_t count;
     memset(text_out, 0, sizeof(*text_out));
-    PP_TRY(gw_file_read(path, errors, &bytes, &byte_count));
     enum pp_status status =
         gw_tokenizer_encode(worker->tokenizer, bytes, byte_count, false, &text_out->ids, &count);
-    free(bytes);
-    PP_TRY(status);
+    if (status != PP_OK) {
+        fprintf(errors, "%s cannot be encoded: %s (is it UTF-8 text?)\n", path,
+                pp_status_name(status));
+        return status;
+    }
     uint64_t most = gw_engine_info(worker->engine)->tokens_max;
     text_out->id_count = count < most ? count : most;
     text_out->tokens = tokens;
@@ -40,13 +44,14 @@ void gw_eval_text_free(struct gw_eval_text *text)
     memset(text, 0, sizeof(*text));
 }
 
-static void eval_text_progress(void *context, enum gw_phase phase, uint64_t done, uint64_t total)
+static bool eval_text_progress(void *context, enum gw_phase phase, uint64_t done, uint64_t total)
 {
     static const char *const labels[] = {"prefill", "store", "index"};
     struct gw_progress *progress = context;
     if (progress != NULL) {
         gw_progress_show(progress, labels[phase], done, total);
     }
+    return gw_interrupt_signal() == 0;
 }
 
 static void eval_text_progress_end(struct gw_progress *progress)
@@ -56,28 +61,38 @@ static void eval_text_progress_end(struct gw_progress *progress)
     }
 }
 
-enum pp_status gw_eval_text_reference(struct gw_worker *worker, struct gw_eval_text *text,
-                                      struct gw_progress *progress)
+/* Tokens before the measured ones. */
+static uint64_t eval_text_prompt(const struct gw_eval_text *text)
 {
-    struct gw_sequence *sequence;
-    uint64_t count = text->id_count - 1; /* the last token is only predicted */
-    struct gw_sequence_options options = {.tokens_expected = count};
-    PP_TRY(gw_sequence_open(worker->engine, &options, &sequence));
-    enum pp_status status =
-        gw_sequence_prefill(sequence, text->ids, (uint32_t)count, (uint32_t)text->tokens,
-                            text->reference, eval_text_progress, progress);
-    eval_text_progress_end(progress);
-    gw_sequence_close(sequence);
-    return status;
+    return text->id_count - 1 - text->tokens; /* the very last is only predicted */
+}
+
+enum pp_status gw_eval_text_prefill(struct gw_eval_text *text, struct gw_sequence *sequence,
+                                    struct gw_progress *progress)
+{
+    uint64_t rows = text->has_reference ? 0 : text->tokens;
+    uint64_t count = eval_text_prompt(text) + rows;
+    if (count > 0) {
+        enum pp_status status =
+            gw_sequence_prefill(sequence, text->ids, (uint32_t)count, (uint32_t)rows,
+                                text->reference, eval_text_progress, progress);
+        eval_text_progress_end(progress);
+        PP_TRY(status);
+    }
+    text->has_reference = true;
+    return gw_sequence_mark(sequence, eval_text_prompt(text));
 }
 
 /* Steps over the measured tokens, fed with the text. */
 static enum pp_status eval_text_steps(struct gw_eval_text *text, struct gw_sequence *sequence,
                                       struct gw_progress *progress, struct gw_eval_run *run)
 {
-    uint64_t first = text->id_count - 1 - text->tokens;
+    uint64_t first = eval_text_prompt(text);
     for (uint64_t i = 0; i < text->tokens; i++) {
         struct gw_step_stats step;
+        if (gw_interrupt_signal() != 0) {
+            return PP_CANCELLED;
+        }
         PP_TRY(gw_sequence_step(sequence, text->ids[first + i], text->logits, &step));
         gw_step_stats_add(&run->steps, &step);
         PP_TRY(gw_eval_score_add(&run->score, text->reference + i * text->vocab, text->logits,
@@ -89,22 +104,12 @@ static enum pp_status eval_text_steps(struct gw_eval_text *text, struct gw_seque
     return PP_OK;
 }
 
-enum pp_status gw_eval_text_run(struct gw_worker *worker, struct gw_eval_text *text,
-                                struct gw_sequence *sequence, struct gw_progress *progress,
-                                struct gw_eval_run *run_out)
+enum pp_status gw_eval_text_run(struct gw_eval_text *text, struct gw_sequence *sequence,
+                                struct gw_progress *progress, struct gw_eval_run *run_out)
 {
     struct gw_eval_run run = {0};
-    uint64_t prompt = text->id_count - 1 - text->tokens;
-    uint64_t begin_us = pp_clock_now_us(&worker->clock);
-    enum pp_status status = PP_OK;
-    if (prompt > 0) {
-        status = gw_sequence_prefill(sequence, text->ids, (uint32_t)prompt, 0, NULL,
-                                     eval_text_progress, progress);
-    }
-    run.prefill_us = pp_clock_now_us(&worker->clock) - begin_us;
-    if (status == PP_OK) {
-        status = eval_text_steps(text, sequence, progress, &run);
-    }
+    PP_TRY(gw_sequence_rewind(sequence));
+    enum pp_status status = eval_text_steps(text, sequence, progress, &run);
     eval_text_progress_end(progress);
     PP_TRY(status);
     *run_out = run;

@@ -11,11 +11,14 @@
 #include <unistd.h>
 
 #include "gpu-worker/api/interrupt.h"
+#include "gpu-worker/api/program.h"
 #include "gpu-worker/api/progress.h"
 #include "gpu-worker/api/prompt.h"
 #include "gpu-worker/api/statistics.h"
 #include "gpu-worker/api/worker.h"
 #include "gpu-worker/ops/sample.h"
+
+#define GENERATE_OPTIONS_MAX (GW_WORKER_OPTIONS_MAX + 16u)
 
 struct generate {
     struct gw_worker_options worker_options;
@@ -27,7 +30,6 @@ struct generate {
     double top_p;
     uint64_t seed;
     const char *json_path;
-    bool quiet;
 
     struct gw_worker worker;
     struct pp_estimator estimator;
@@ -159,7 +161,7 @@ static size_t generate_output_options(struct generate *generate, struct pp_optio
          .help = "Append what was measured as one JSON object a line."},
         {.name = "quiet",
          .kind = PP_OPTION_BOOL,
-         .target = &generate->quiet,
+         .target = &generate->worker_options.quiet,
          .group = "Output",
          .default_text = "false",
          .short_name = 'q',
@@ -178,32 +180,51 @@ static size_t generate_options(struct generate *generate, struct pp_option *tabl
     return count;
 }
 
-static void generate_progress(void *context, enum gw_phase phase, uint64_t done, uint64_t total)
+static bool generate_progress(void *context, enum gw_phase phase, uint64_t done, uint64_t total)
 {
     static const char *const labels[] = {"prefill", "store", "index"};
     struct generate *generate = context;
-    if (!generate->quiet) {
+    if (!generate->worker_options.quiet) {
         gw_progress_show(&generate->progress, labels[phase], done, total);
     }
-    if (gw_interrupt_signal() != 0) { /* a prefill has no other way out: close what nodes hold */
-        gw_progress_end(&generate->progress);
-        gw_sequence_close(generate->sequence);
-        _exit(128 + gw_interrupt_signal());
-    }
+    return gw_interrupt_signal() == 0;
 }
 
-static enum pp_status generate_open(struct generate *generate)
+static enum pp_status generate_check(void *context)
 {
+    struct generate *generate = context;
     enum pp_status status = pp_estimator_parse(generate->estimator_text, &generate->estimator);
     if (status != PP_OK) {
         fprintf(stderr, "--estimator: '%s' is none of exact, lsh, lsh:k=K,l=L,t=T (%s)\n",
                 generate->estimator_text, pp_status_name(status));
         return status;
     }
-    PP_TRY(gw_statistics_check(generate->json_path, stderr));
-    PP_TRY(gw_worker_open(&generate->worker, &generate->worker_options, stderr));
-    PP_TRY(gw_prompt_build(&generate->worker, &generate->prompt, stderr, &generate->ids,
-                           &generate->id_count));
+    if (generate->prompt.prompt[0] == '\0' && generate->prompt.file[0] == '\0') {
+        fprintf(stderr, "nothing to answer: give --prompt TEXT or --prompt-file PATH\n");
+        return PP_INVALID_ARGUMENT;
+    }
+    return gw_worker_options_check(&generate->worker_options, stderr);
+}
+
+/* What can fail at once comes before what takes its time. */
+static enum pp_status generate_open_worker(struct generate *generate)
+{
+    char *text;
+    size_t bytes;
+    PP_TRY(gw_statistics_check("--json", generate->json_path, stderr));
+    PP_TRY(gw_prompt_read(&generate->prompt, stderr, &text, &bytes));
+    enum pp_status status = gw_worker_open(&generate->worker, &generate->worker_options, stderr);
+    if (status == PP_OK) {
+        status = gw_prompt_encode(&generate->worker, &generate->prompt, text, bytes, stderr,
+                                  &generate->ids, &generate->id_count);
+    }
+    free(text);
+    return status;
+}
+
+static enum pp_status generate_open(struct generate *generate)
+{
+    PP_TRY(generate_open_worker(generate));
     const struct gw_engine_info *info = gw_engine_info(generate->worker.engine);
     if (generate->id_count >= info->tokens_max) {
         fprintf(stderr, "the prompt has %zu tokens, which leaves no room in a context of %u\n",
@@ -227,11 +248,11 @@ static enum pp_status generate_open(struct generate *generate)
                                           .step_seed = generate->seed,
                                           .tokens_expected =
                                               generate->id_count + generate->tokens_max};
-    status = gw_sequence_open(generate->worker.engine, &options, &generate->sequence);
+    enum pp_status status =
+        gw_sequence_open(generate->worker.engine, &options, &generate->sequence);
     if (status != PP_OK) {
         gw_worker_explain(stderr, "opening the sequence on the nodes", status, NULL);
     }
-    gw_interrupt_arm();
     return status;
 }
 
@@ -305,6 +326,9 @@ static enum pp_status generate_run(struct generate *generate)
         gw_sequence_prefill(generate->sequence, generate->ids, (uint32_t)generate->id_count, 1,
                             generate->logits, generate_progress, generate);
     gw_progress_end(&generate->progress);
+    if (status == PP_CANCELLED) {
+        return status;
+    }
     if (status != PP_OK) {
         gw_worker_explain(stderr, "prefill", status, generate->sequence);
         return status;
@@ -366,8 +390,9 @@ static enum pp_status generate_report(struct generate *generate)
     return gw_statistics_write(object, generate->json_path, stderr);
 }
 
-static void generate_close(struct generate *generate)
+static void generate_close(void *context)
 {
+    struct generate *generate = context;
     gw_sequence_close(generate->sequence);
     gw_sampler_deinit(&generate->sampler);
     gw_detokenizer_deinit(&generate->detokenizer);
@@ -377,14 +402,15 @@ static void generate_close(struct generate *generate)
     gw_worker_close(&generate->worker);
 }
 
-static enum pp_status generate_all(struct generate *generate)
+static enum pp_status generate_all(void *context)
 {
+    struct generate *generate = context;
     PP_TRY(generate_open(generate));
     gw_progress_init(&generate->progress, stderr, isatty(STDERR_FILENO) == 1,
                      generate->worker.clock);
     gw_detokenizer_init(&generate->detokenizer, generate->worker.tokenizer);
     PP_TRY(generate_run(generate));
-    if (!generate->quiet) {
+    if (!generate->worker_options.quiet) {
         generate_figures(generate);
     }
     return generate_report(generate);
@@ -393,30 +419,18 @@ static enum pp_status generate_all(struct generate *generate)
 int gw_generate_main(int argc, char **argv)
 {
     struct generate generate = {0};
-    struct pp_option table[32];
-    struct pp_options_spec spec = {
-        .program = "gpu-worker generate",
+    struct pp_option table[GENERATE_OPTIONS_MAX];
+    const struct gw_program program = {
+        .name = "gpu-worker generate",
         .summary = "Answers one prompt: reads it, puts its keys and values on attention nodes when "
                    "some are named, and streams the answer to stdout. Progress and figures go to "
                    "stderr.",
         .examples = generate_examples,
-        .version = PP_VERSION,
         .options = table,
         .option_count = generate_options(&generate, table),
-        .tolerate_foreign_environment = true};
-    struct pp_options *options;
-    enum pp_options_outcome outcome;
-    if (pp_options_parse(&spec, argc, argv, environ, stdout, stderr, &outcome, &options) != PP_OK) {
-        return 2;
-    }
-    enum pp_status status = PP_OK;
-    if (outcome == PP_OPTIONS_RUN) {
-        status = generate_all(&generate);
-        generate_close(&generate);
-    }
-    pp_options_destroy(options);
-    if (gw_interrupt_signal() != 0) {
-        return 128 + gw_interrupt_signal();
-    }
-    return status == PP_OK ? 0 : 1;
+        .check = generate_check,
+        .run = generate_all,
+        .close = generate_close,
+        .context = &generate};
+    return gw_program_main(&program, argc, argv);
 }

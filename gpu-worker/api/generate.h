@@ -4,8 +4,7 @@
 #ifndef PIGPEN_GPU_WORKER_API_GENERATE_H
 #define PIGPEN_GPU_WORKER_API_GENERATE_H
 
-/* argv[0] is the program's name as it shall show. Returns the exit code: 0, 1 (failed), 2 (usage).
- */
+/* argv[0] is skipped. Returns the exit code (program.h). */
 int gw_generate_main(int argc, char **argv);
 
 #endif

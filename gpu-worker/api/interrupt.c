@@ -16,9 +16,9 @@ static void interrupt_note(int number)
 
 void gw_interrupt_arm(void)
 {
-    struct sigaction note = {.sa_handler = interrupt_note, .sa_flags = SA_RESTART};
+    /* No SA_RESTART: a read of a prompt that nobody types ends too. */
+    struct sigaction note = {.sa_handler = interrupt_note, .sa_flags = (int)SA_RESETHAND};
     sigemptyset(&note.sa_mask);
-    note.sa_flags |= (int)SA_RESETHAND;
     (void)sigaction(SIGINT, &note, NULL);
     (void)sigaction(SIGTERM, &note, NULL);
     (void)signal(SIGPIPE, SIG_IGN);

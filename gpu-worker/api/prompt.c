@@ -9,9 +9,8 @@
 
 #include "gpu-worker/model/chat.h"
 
-/* File text, a blank line and the prompt; *text_out is malloc'ed. */
-static enum pp_status prompt_text(const struct gw_prompt_options *options, FILE *errors,
-                                  char **text_out, size_t *bytes_out)
+enum pp_status gw_prompt_read(const struct gw_prompt_options *options, FILE *errors,
+                              char **text_out, size_t *bytes_out)
 {
     char *text = NULL;
     size_t bytes = 0;
@@ -27,6 +26,7 @@ static enum pp_status prompt_text(const struct gw_prompt_options *options, FILE 
     char *joined = realloc(text, bytes + between_bytes + prompt_bytes + 1);
     if (joined == NULL) {
         free(text);
+        fprintf(errors, "the prompt does not fit the memory\n");
         return PP_MEMORY;
     }
     memcpy(joined + bytes, between, between_bytes);
@@ -36,11 +36,22 @@ static enum pp_status prompt_text(const struct gw_prompt_options *options, FILE 
     return PP_OK;
 }
 
+static void prompt_explain(FILE *errors, enum pp_status status)
+{
+    fprintf(errors, "the prompt cannot be encoded: %s (is it UTF-8 text?)\n",
+            pp_status_name(status));
+}
+
 static enum pp_status prompt_raw(const struct gw_worker *worker, const char *text, size_t bytes,
-                                 uint32_t **ids_out, size_t *count_out)
+                                 FILE *errors, uint32_t **ids_out, size_t *count_out)
 {
     uint32_t begin;
-    PP_TRY(gw_tokenizer_encode(worker->tokenizer, text, bytes, false, ids_out, count_out));
+    enum pp_status status =
+        gw_tokenizer_encode(worker->tokenizer, text, bytes, false, ids_out, count_out);
+    if (status != PP_OK) {
+        prompt_explain(errors, status);
+        return status;
+    }
     if (!gw_tokenizer_adds_bos(worker->tokenizer, &begin)) {
         return PP_OK;
     }
@@ -77,27 +88,18 @@ static enum pp_status prompt_chat(const struct gw_worker *worker,
     messages[count++] = (struct gw_chat_message){GW_CHAT_USER, text, bytes};
     status = gw_chat_encode(&chat, messages, count, true, ids_out, count_out);
     if (status != PP_OK) {
-        fprintf(errors, "the prompt cannot be encoded: %s (is it UTF-8 text?)\n",
-                pp_status_name(status));
+        prompt_explain(errors, status);
     }
     return status;
 }
 
-enum pp_status gw_prompt_build(const struct gw_worker *worker,
-                               const struct gw_prompt_options *options, FILE *errors,
-                               uint32_t **ids_out, size_t *count_out)
+enum pp_status gw_prompt_encode(const struct gw_worker *worker,
+                                const struct gw_prompt_options *options, const char *text,
+                                size_t bytes, FILE *errors, uint32_t **ids_out, size_t *count_out)
 {
-    char *text;
-    size_t bytes;
-    if (options->prompt[0] == '\0' && options->file[0] == '\0') {
-        fprintf(errors, "nothing to answer: give --prompt TEXT or --prompt-file PATH\n");
-        return PP_INVALID_ARGUMENT;
-    }
-    PP_TRY(prompt_text(options, errors, &text, &bytes));
     enum pp_status status =
-        options->raw ? prompt_raw(worker, text, bytes, ids_out, count_out)
+        options->raw ? prompt_raw(worker, text, bytes, errors, ids_out, count_out)
                      : prompt_chat(worker, options, text, bytes, errors, ids_out, count_out);
-    free(text);
     if (status == PP_OK && *count_out == 0) {
         fprintf(errors, "the prompt is empty\n");
         free(*ids_out);

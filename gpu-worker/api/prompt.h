@@ -19,10 +19,14 @@ struct gw_prompt_options {
     bool raw;           /* text as it is, without the template */
 };
 
-/* The file's text, a blank line and the prompt make the user's message. *ids_out is malloc'ed. On
- * an error a clear line has gone to `errors`. */
-PP_MUST_USE enum pp_status gw_prompt_build(const struct gw_worker *worker,
-                                           const struct gw_prompt_options *options, FILE *errors,
-                                           uint32_t **ids_out, size_t *count_out);
+/* The user's message: the file's text, a blank line and the prompt. *text_out is malloc'ed. On an
+ * error a clear line has gone to `errors`. */
+PP_MUST_USE enum pp_status gw_prompt_read(const struct gw_prompt_options *options, FILE *errors,
+                                          char **text_out, size_t *bytes_out);
+/* Its ids, *ids_out malloc'ed. Errors alike. */
+PP_MUST_USE enum pp_status gw_prompt_encode(const struct gw_worker *worker,
+                                            const struct gw_prompt_options *options,
+                                            const char *text, size_t bytes, FILE *errors,
+                                            uint32_t **ids_out, size_t *count_out);
 
 #endif

@@ -4,6 +4,7 @@
 #include "gpu-worker/api/statistics.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void statistics_real(json_t *object, const char *name, double value)
@@ -51,35 +52,49 @@ void gw_statistics_held(json_t *object, const struct gw_worker *worker,
     statistics_integer(object, "tokens_left", gw_sequence_left(sequence));
 }
 
-enum pp_status gw_statistics_check(const char *path, FILE *errors)
+enum pp_status gw_statistics_check(const char *option, const char *path, FILE *errors)
 {
     if (path[0] == '\0') {
         return PP_OK;
     }
     FILE *file = fopen(path, "ab");
     if (file == NULL) {
-        fprintf(errors, "--json: cannot write %s: %s\n", path, strerror(errno));
+        fprintf(errors, "%s: cannot write %s: %s\n", option, path, strerror(errno));
         return PP_IO;
     }
     fclose(file);
     return PP_OK;
 }
 
+/* Appends a line; 0 or the errno of what failed. */
+static int statistics_append(const char *path, const char *line)
+{
+    FILE *file = fopen(path, "ab");
+    if (file == NULL) {
+        return errno;
+    }
+    int cause = fprintf(file, "%s\n", line) < 0 ? errno : 0;
+    int closed = fclose(file) != 0 ? errno : 0;
+    return cause != 0 ? cause : closed;
+}
+
 enum pp_status gw_statistics_write(json_t *object, const char *path, FILE *errors)
 {
-    enum pp_status status = PP_OK;
-    if (path[0] != '\0') {
-        FILE *file = fopen(path, "ab");
-        bool failed =
-            file == NULL || json_dumpf(object, file, JSON_COMPACT) != 0 || fputc('\n', file) == EOF;
-        if (file != NULL) {
-            failed = fclose(file) != 0 || failed;
-        }
-        if (failed) {
-            fprintf(errors, "cannot write %s: %s\n", path, strerror(errno));
-            status = PP_IO;
-        }
+    if (path[0] == '\0') {
+        json_decref(object);
+        return PP_OK;
     }
+    char *line = json_dumps(object, JSON_COMPACT);
     json_decref(object);
-    return status;
+    if (line == NULL) {
+        fprintf(errors, "--json: the figures are no JSON or do not fit the memory\n");
+        return PP_INTERNAL;
+    }
+    int cause = statistics_append(path, line);
+    if (cause != 0) {
+        fprintf(errors, "--json: cannot write %s: %s; this was measured:\n%s\n", path,
+                strerror(cause), line);
+    }
+    free(line);
+    return cause == 0 ? PP_OK : PP_IO;
 }

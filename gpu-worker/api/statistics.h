@@ -15,9 +15,10 @@ void gw_statistics_steps(json_t *object, const struct gw_step_stats *steps);
 /* tokens_held: {node: tokens}, tokens_left. */
 void gw_statistics_held(json_t *object, const struct gw_worker *worker,
                         struct gw_sequence *sequence);
-/* Can gw_statistics_write append there? To be asked before the work that is measured. */
-PP_MUST_USE enum pp_status gw_statistics_check(const char *path, FILE *errors);
-/* Appends the object as a line; takes it over. path "" : nothing. PP_IO with a line on errors. */
+/* Can the path of an option ("--json") be written? To be asked before the work. path "": PP_OK. */
+PP_MUST_USE enum pp_status gw_statistics_check(const char *option, const char *path, FILE *errors);
+/* Appends the object as a line; takes it over. path "" : nothing. PP_IO with a line on errors, and
+ * the object there, so that nothing measured is lost. */
 PP_MUST_USE enum pp_status gw_statistics_write(json_t *object, const char *path, FILE *errors);
 
 #endif

@@ -11,6 +11,7 @@
 #include "common/base/assert.h"
 #include "common/base/log.h"
 #include "common/rpc/grpc_transport.h"
+#include "gpu-worker/api/nodes.h"
 
 #define WORKER_DEFAULT_MODEL ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 #define WORKER_READY_US      (30u * 1000u * 1000u)
@@ -150,49 +151,11 @@ size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_optio
     return count;
 }
 
-/* One "name=host:port" of `bytes` characters. */
-static bool worker_node_parse(const char *text, size_t bytes, struct gw_node_address *node_out)
+enum pp_status gw_worker_options_check(const struct gw_worker_options *options, FILE *errors)
 {
-    const char *equals = memchr(text, '=', bytes);
-    const char *address = equals == NULL ? text : equals + 1;
-    size_t name_bytes = equals == NULL ? bytes : (size_t)(equals - text);
-    size_t address_bytes = bytes - (size_t)(address - text);
-    if (name_bytes == 0 || address_bytes == 0 || name_bytes >= sizeof(node_out->name) ||
-        address_bytes >= sizeof(node_out->address)) {
-        return false;
-    }
-    memset(node_out, 0, sizeof(*node_out));
-    memcpy(node_out->name, text, name_bytes);
-    memcpy(node_out->address, address, address_bytes);
-    return strchr(node_out->address, ':') != NULL;
-}
-
-enum pp_status gw_nodes_parse(const char *text, FILE *errors, struct gw_node_address *nodes_out,
-                              uint32_t *count_out)
-{
-    uint32_t count = 0;
-    while (*text != '\0') {
-        size_t bytes = strcspn(text, ",");
-        if (count == GW_NODES_MAX) {
-            fprintf(errors, "--nodes: more than %u nodes\n", GW_NODES_MAX);
-            return PP_INVALID_ARGUMENT;
-        }
-        if (!worker_node_parse(text, bytes, &nodes_out[count])) {
-            fprintf(errors, "--nodes: '%.*s' is not NAME=HOST:PORT\n", (int)bytes, text);
-            return PP_INVALID_ARGUMENT;
-        }
-        for (uint32_t i = 0; i < count; i++) {
-            if (strcmp(nodes_out[i].name, nodes_out[count].name) == 0) {
-                fprintf(errors, "--nodes: two nodes are named '%s'\n", nodes_out[i].name);
-                return PP_INVALID_ARGUMENT;
-            }
-        }
-        count++;
-        text += bytes;
-        text += *text == ',' ? 1 : 0;
-    }
-    *count_out = count;
-    return PP_OK;
+    struct gw_node_address nodes[GW_NODES_MAX];
+    uint32_t count;
+    return gw_nodes_parse(options->nodes, errors, nodes, &count);
 }
 
 enum pp_status gw_layers_parse(const char *text, uint32_t layers, FILE *errors,
@@ -269,16 +232,13 @@ static enum pp_status worker_open_remote(struct gw_worker *worker,
     if (status == PP_OK) {
         status = gw_remote_start(worker->remote);
     }
-    if (status == PP_OK) {
-        status = gw_remote_ready(worker->remote, WORKER_READY_US);
-    }
     if (status != PP_OK) {
-        fprintf(errors,
-                "the attention nodes %s are not ready: %s (start them with attn-node, or "
-                "check the addresses)\n",
-                options->nodes, pp_status_name(status));
+        fprintf(errors, "the connection to the nodes could not be set up: %s\n",
+                pp_status_name(status));
+        return status;
     }
-    return status;
+    return gw_nodes_wait(worker->remote, config, WORKER_READY_US, options->quiet ? NULL : errors,
+                         errors);
 }
 
 enum pp_status gw_worker_open(struct gw_worker *worker, const struct gw_worker_options *options,
@@ -346,12 +306,12 @@ enum pp_status gw_file_read(const char *path, FILE *errors, char **text_out, siz
         }
         text = larger;
     }
-    bool failed = ferror(file) != 0;
+    int cause = ferror(file) != 0 ? errno : 0;
     fclose(file);
-    if (failed || text == NULL) {
-        fprintf(errors, "cannot read %s: %s\n", path, failed ? "I/O error" : "no memory");
+    if (cause != 0 || text == NULL) {
+        fprintf(errors, "cannot read %s: %s\n", path, cause != 0 ? strerror(cause) : "no memory");
         free(text);
-        return failed ? PP_IO : PP_MEMORY;
+        return cause != 0 ? PP_IO : PP_MEMORY;
     }
     text[bytes] = '\0';
     *text_out = text;

@@ -7,6 +7,7 @@
 #ifndef PIGPEN_GPU_WORKER_API_WORKER_H
 #define PIGPEN_GPU_WORKER_API_WORKER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 
@@ -31,11 +32,16 @@ struct gw_worker_options {
     const char *dense_layers; /* "0,16"; "": none */
     bool nodes_plan;
     int log_level;
+    bool quiet; /* no progress on stderr */
 };
 
 /* The options of these, for a program's table: writes at most GW_WORKER_OPTIONS_MAX entries. */
 #define GW_WORKER_OPTIONS_MAX 16u
 size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_option *table_out);
+
+/* What they alone tell to be wrong: PP_INVALID_ARGUMENT with a line on errors. */
+PP_MUST_USE enum pp_status gw_worker_options_check(const struct gw_worker_options *options,
+                                                   FILE *errors);
 
 struct gw_worker {
     struct pp_clock clock;
@@ -50,21 +56,18 @@ struct gw_worker {
     uint32_t dense_layer_count;
 };
 
-/* Opens everything and waits until the nodes are ready. On failure nothing is left open. */
+/* Opens everything and waits until the nodes are ready. On failure nothing is left open.
+ * PP_CANCELLED when interrupted while it waited. */
 PP_MUST_USE enum pp_status gw_worker_open(struct gw_worker *worker,
                                           const struct gw_worker_options *options, FILE *errors);
 void gw_worker_close(struct gw_worker *worker);
-
-/* "name=host:port,..." or "host:port,..." to addresses. PP_INVALID_ARGUMENT with a line on errors.
- */
-PP_MUST_USE enum pp_status gw_nodes_parse(const char *text, FILE *errors,
-                                          struct gw_node_address *nodes_out, uint32_t *count_out);
 
 /* "0,16" to layers below `layers`, ascending. PP_INVALID_ARGUMENT with a line on errors. */
 PP_MUST_USE enum pp_status gw_layers_parse(const char *text, uint32_t layers, FILE *errors,
                                            uint32_t *layers_out, uint32_t *count_out);
 
-/* Reads a whole file. *text_out is malloc'ed, NUL-ended behind its bytes. */
+/* Reads a whole file. *text_out is malloc'ed, NUL-ended behind its bytes. PP_IO with a line on
+ * errors that names path and cause; PP_MEMORY. */
 PP_MUST_USE enum pp_status gw_file_read(const char *path, FILE *errors, char **text_out,
                                         size_t *bytes_out);
 

@@ -89,8 +89,9 @@ PP_MUST_USE enum pp_status gw_sequence_open(struct gw_engine *engine,
 void gw_sequence_close(struct gw_sequence *sequence);
 
 enum gw_phase { GW_PHASE_PREFILL, GW_PHASE_STORE, GW_PHASE_INDEX };
-/* done of total: tokens x layers computed, or tokens the nodes stored or indexed. */
-typedef void gw_progress_fn(void *context, enum gw_phase phase, uint64_t done, uint64_t total);
+/* done of total: tokens x layers computed, or tokens the nodes stored or indexed. false ends what
+ * is being done: PP_CANCELLED. */
+typedef bool gw_progress_fn(void *context, enum gw_phase phase, uint64_t done, uint64_t total);
 
 /* Runs `count` tokens. logits_out [logit_rows][vocab] (host memory) gets the logits of the last
  * logit_rows tokens. With a remote it is the first thing a sequence does and returns when the nodes

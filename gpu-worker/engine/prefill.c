@@ -17,12 +17,12 @@ struct prefill {
     void *context;
 };
 
-static void prefill_report(const struct prefill *prefill, enum gw_phase phase, uint64_t done,
-                           uint64_t total)
+static enum pp_status prefill_report(const struct prefill *prefill, enum gw_phase phase,
+                                     uint64_t done, uint64_t total)
 {
-    if (prefill->progress != NULL) {
-        prefill->progress(prefill->context, phase, done, total);
-    }
+    bool go_on =
+        prefill->progress == NULL || prefill->progress(prefill->context, phase, done, total);
+    return go_on ? PP_OK : PP_CANCELLED;
 }
 
 /* One chunk of a layer; kv holds the layer's rows from the sequence's first token on. */
@@ -90,15 +90,15 @@ static enum pp_status prefill_layer(struct prefill *prefill, uint32_t index)
         uint32_t left = prefill->count - begin;
         uint32_t rows = left < engine->chunk_tokens ? left : engine->chunk_tokens;
         PP_TRY(prefill_chunk(prefill, layer, &kv, begin, rows));
-        prefill_report(prefill, GW_PHASE_PREFILL, (uint64_t)index * prefill->count + begin + rows,
-                       total);
+        PP_TRY(prefill_report(prefill, GW_PHASE_PREFILL,
+                              (uint64_t)index * prefill->count + begin + rows, total));
     }
     return sequence->remote == NULL ? PP_OK : prefill_hand_over(prefill, index);
 }
 
-static void prefill_indexed(void *context, uint64_t indexed, uint64_t total)
+static bool prefill_indexed(void *context, uint64_t indexed, uint64_t total)
 {
-    prefill_report(context, GW_PHASE_INDEX, indexed, total);
+    return prefill_report(context, GW_PHASE_INDEX, indexed, total) == PP_OK;
 }
 
 static enum pp_status prefill_run(struct prefill *prefill, const uint32_t *ids, float *logits_out)
@@ -125,9 +125,9 @@ static enum pp_status prefill_run(struct prefill *prefill, const uint32_t *ids, 
     if (leaving == 0) {
         return PP_OK;
     }
-    prefill_report(prefill, GW_PHASE_STORE, 0, leaving);
+    PP_TRY(prefill_report(prefill, GW_PHASE_STORE, 0, leaving));
     PP_TRY(gw_remote_flush(sequence->remote));
-    prefill_report(prefill, GW_PHASE_STORE, leaving, leaving);
+    PP_TRY(prefill_report(prefill, GW_PHASE_STORE, leaving, leaving));
     return gw_remote_seal(sequence->remote, prefill_indexed, prefill);
 }
 

@@ -162,6 +162,7 @@ struct gw_node {
     uint64_t incarnation;
     struct gw_node_limits limits;
     bool serving, known;
+    char missing[200]; /* [engine] why the last probe failed */
     /* attends [rpc] */
     struct pp_call *attend_call;
     struct gw_dispatch *waiting_first, *waiting_last;

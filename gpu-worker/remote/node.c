@@ -279,6 +279,20 @@ static enum pp_status start_probe(struct gw_node *node, struct probe *probe, uin
                           NULL);
 }
 
+/* The first of a probe's two calls that failed says why. */
+static void say_missing(struct gw_node *node, const struct probe *probe)
+{
+    const struct gw_unary *failed = probe->health.status != PP_OK ? &probe->health : &probe->info;
+    if (failed->status == PP_OK) {
+        snprintf(node->missing, sizeof(node->missing), "it is starting or draining");
+    } else if (failed->status == PP_DEADLINE_EXCEEDED) {
+        snprintf(node->missing, sizeof(node->missing), "no answer");
+    } else {
+        snprintf(node->missing, sizeof(node->missing), "%s [%s]", failed->message,
+                 pp_status_name(failed->status));
+    }
+}
+
 enum pp_status gw_node_probe_all(struct gw_remote *remote, uint64_t timeout_us)
 {
     uint32_t count = remote->config.node_count;
@@ -297,9 +311,9 @@ enum pp_status gw_node_probe_all(struct gw_remote *remote, uint64_t timeout_us)
         remote->nodes[i].serving = serving;
         pp_stat_set(remote->nodes[i].up, serving ? 1 : 0);
         if (!serving) {
-            PP_LOG_DEBUGF("remote", "node is not ready", "node=%s health=%s info=%s",
-                          remote->nodes[i].address.name, pp_status_name(health),
-                          pp_status_name(info));
+            say_missing(&remote->nodes[i], &probes[i]);
+            PP_LOG_DEBUGF("remote", "node is not ready", "node=%s cause=\"%s\"",
+                          remote->nodes[i].address.name, remote->nodes[i].missing);
             /* A node that speaks another protocol stays so: waiting does not help. */
             enum pp_status cause = info == PP_PROTOCOL ? PP_PROTOCOL : PP_UNAVAILABLE;
             status = status == PP_OK || status == PP_UNAVAILABLE ? cause : status;

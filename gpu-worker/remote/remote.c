@@ -22,6 +22,8 @@
 #define OUTBOX_BYTES_MIN (1ull << 16)
 #define POLL_US          50000u
 #define PROBE_PERIOD_US  100000u
+/* How long a node may take to answer one probe; it is probed again until the wait ends. */
+#define PROBE_PATIENCE_US 2000000u
 
 struct gw_buffer *gw_buffer_new(uint64_t bytes)
 {
@@ -219,27 +221,30 @@ void gw_remote_signal(struct gw_remote *remote)
     }
 }
 
-enum pp_status gw_remote_ready(struct gw_remote *remote, uint64_t timeout_us)
+enum pp_status gw_remote_ready(struct gw_remote *remote, uint64_t timeout_us,
+                               gw_remote_waiting_fn *waiting, void *context)
 {
-    uint64_t deadline_us = gw_remote_now(remote) + timeout_us;
+    uint64_t begun_us = gw_remote_now(remote), deadline_us = begun_us + timeout_us;
     /* The last probe is as patient as the first: cut short, it would blame nodes that serve. */
-    uint64_t call_us = earlier(timeout_us, remote->config.call_timeout_us);
+    uint64_t call_us =
+        earlier(earlier(timeout_us, PROBE_PATIENCE_US), remote->config.call_timeout_us);
     for (;;) {
         enum pp_status status = gw_node_probe_all(remote, call_us);
         uint64_t now_us = gw_remote_now(remote);
         if (status != PP_UNAVAILABLE || now_us >= deadline_us) {
-            for (uint32_t i = 0; i < remote->config.node_count && status != PP_OK; ++i) {
-                if (!remote->nodes[i].serving) {
-                    PP_LOG_ERRORF("remote", "node is missing", "node=%s address=%s reason=%s",
-                                  remote->nodes[i].address.name, remote->nodes[i].address.address,
-                                  pp_status_name(status));
-                }
-            }
             return status;
+        }
+        if (waiting != NULL && !waiting(context, now_us - begun_us)) {
+            return PP_CANCELLED;
         }
         uint64_t next_us = earlier(now_us + PROBE_PERIOD_US, deadline_us);
         while (gw_remote_now(remote) < next_us) {
             gw_remote_pause(remote, next_us);
         }
     }
+}
+
+const char *gw_remote_missing(const struct gw_remote *remote, uint32_t node)
+{
+    return remote->nodes[node].serving ? NULL : remote->nodes[node].missing;
 }

@@ -55,9 +55,14 @@ PP_MUST_USE enum pp_status gw_remote_start(struct gw_remote *remote);
 void gw_remote_stop(struct gw_remote *remote);
 size_t gw_remote_poll(struct gw_remote *remote, uint64_t until_us);
 
-/* Waits until every node answers Health, up to timeout_us. PP_UNAVAILABLE names the missing ones in
- * the log. Checks protocol and features. */
-PP_MUST_USE enum pp_status gw_remote_ready(struct gw_remote *remote, uint64_t timeout_us);
+/* Waits until every node answers Health, up to timeout_us. Checks protocol and features. While one
+ * is missing, `waiting` (may be NULL) is called between the probes; false from it ends the wait:
+ * PP_CANCELLED. Else PP_UNAVAILABLE, PP_PROTOCOL; gw_remote_missing says which and why. */
+typedef bool gw_remote_waiting_fn(void *context, uint64_t waited_us);
+PP_MUST_USE enum pp_status gw_remote_ready(struct gw_remote *remote, uint64_t timeout_us,
+                                           gw_remote_waiting_fn *waiting, void *context);
+/* Why the last probe of the node failed, for people; NULL when it serves. */
+const char *gw_remote_missing(const struct gw_remote *remote, uint32_t node);
 
 struct gw_remote_sequence_config {
     struct pp_shape shape;
@@ -93,10 +98,11 @@ PP_MUST_USE enum pp_status gw_remote_append(struct gw_remote_sequence *sequence,
 uint64_t gw_remote_held(const struct gw_remote_sequence *sequence, uint32_t layer);
 /* Waits until all that was handed over is acknowledged. */
 PP_MUST_USE enum pp_status gw_remote_flush(struct gw_remote_sequence *sequence);
-/* Seals what the parts hold and waits until it is indexed (progress may be NULL). */
+/* Seals what the parts hold and waits until it is indexed. progress may be NULL; false from it ends
+ * the wait: PP_CANCELLED. */
 PP_MUST_USE enum pp_status
 gw_remote_seal(struct gw_remote_sequence *sequence,
-               void (*progress)(void *context, uint64_t indexed, uint64_t total), void *context);
+               bool (*progress)(void *context, uint64_t indexed, uint64_t total), void *context);
 PP_MUST_USE enum pp_status gw_remote_truncate(struct gw_remote_sequence *sequence,
                                               uint64_t held_tokens);
 

@@ -100,7 +100,7 @@ static enum pp_status start_progress(struct gw_part *part, struct gw_unary *unar
 }
 
 enum pp_status gw_remote_seal(struct gw_remote_sequence *sequence,
-                              void (*progress)(void *context, uint64_t indexed, uint64_t total),
+                              bool (*progress)(void *context, uint64_t indexed, uint64_t total),
                               void *context)
 {
     struct gw_remote *remote = sequence->remote;
@@ -110,8 +110,8 @@ enum pp_status gw_remote_seal(struct gw_remote_sequence *sequence,
     for (;;) {
         struct index_progress now = {0};
         PP_TRY(call_parts(sequence, "index progress", start_progress, &now));
-        if (progress != NULL) {
-            progress(context, now.indexed, now.total);
+        if (progress != NULL && !progress(context, now.indexed, now.total)) {
+            return PP_CANCELLED;
         }
         if (now.indexed >= now.total || sequence->config.estimator.kind == PP_EXACT) {
             return PP_OK;

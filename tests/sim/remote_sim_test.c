@@ -325,7 +325,7 @@ static void check_healed(struct run *run)
         gw_remote_sequence_close(run->tales[i].sequence);
         run->tales[i].sequence = NULL;
     }
-    CHECK(gw_remote_ready(run->world.remote, 30000000) == PP_OK);
+    CHECK(gw_remote_ready(run->world.remote, 30000000, NULL, NULL) == PP_OK);
     for (uint32_t i = 0; i < TALES; ++i) {
         struct tale *tale = &run->tales[i];
         CHECK(tale_open(run, tale));

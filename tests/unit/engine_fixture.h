@@ -107,15 +107,13 @@ enum pp_status gw_remote_flush(struct gw_remote_sequence *sequence)
 }
 
 enum pp_status gw_remote_seal(struct gw_remote_sequence *sequence,
-                              void (*progress)(void *context, uint64_t indexed, uint64_t total),
+                              bool (*progress)(void *context, uint64_t indexed, uint64_t total),
                               void *context)
 {
     fake.flushes++;
     memcpy(sequence->acknowledged, sequence->given, sizeof(sequence->given));
-    if (progress != NULL) {
-        progress(context, sequence->given[0], sequence->given[0]);
-    }
-    return PP_OK;
+    bool go_on = progress == NULL || progress(context, sequence->given[0], sequence->given[0]);
+    return go_on ? PP_OK : PP_CANCELLED;
 }
 
 enum pp_status gw_remote_truncate(struct gw_remote_sequence *sequence, uint64_t held_tokens)

@@ -41,7 +41,7 @@ static struct world *world_new_as(uint32_t nodes, enum gw_shard shard,
     world->net = fake_net_new();
     fake_remote_config(world->net, nodes, shard, &config);
     assert_int_equal(gw_remote_new(&config, &world->remote), PP_OK);
-    assert_int_equal(gw_remote_ready(world->remote, 1000000), PP_OK);
+    assert_int_equal(gw_remote_ready(world->remote, 1000000, NULL, NULL), PP_OK);
     assert_int_equal(gw_remote_sequence_open(world->remote, &sequence, &world->sequence), PP_OK);
     assert_int_equal(gw_remote_sequence_open(world->remote, &sequence, &world->other), PP_OK);
     fill(world->sequence, 40);
@@ -267,9 +267,36 @@ static void the_last_probe_before_giving_up_is_as_patient_as_the_first(void **st
     struct world *world = world_new(2, GW_SHARD_TOKENS, exact);
     world->net->nodes[1].down = true;
     world->net->patience_min_us = UINT64_MAX;
-    assert_int_equal(gw_remote_ready(world->remote, 530000), PP_UNAVAILABLE);
+    assert_int_equal(gw_remote_ready(world->remote, 530000, NULL, NULL), PP_UNAVAILABLE);
     assert_true(world->net->patience_min_us >= 500000);
     assert_true(world->net->patience_min_us != UINT64_MAX);
+    world_free(world);
+}
+
+static bool count_waiting(void *context, uint64_t waited_us)
+{
+    uint64_t *calls = context;
+    (void)waited_us;
+    *calls += 1;
+    return *calls < 3;
+}
+
+static void a_wait_for_nodes_tells_which_are_missing_and_can_be_ended(void **state)
+{
+    (void)state;
+    struct world *world = world_new(2, GW_SHARD_TOKENS, exact);
+    uint64_t calls = 0;
+    assert_null(gw_remote_missing(world->remote, 0));
+    world->net->nodes[1].down = true;
+    assert_int_equal(gw_remote_ready(world->remote, 30000000, count_waiting, &calls), PP_CANCELLED);
+    assert_int_equal(calls, 3);
+    assert_null(gw_remote_missing(world->remote, 0));
+    const char *cause = gw_remote_missing(world->remote, 1);
+    assert_non_null(cause);
+    assert_non_null(strstr(cause, "UNAVAILABLE"));
+    world->net->nodes[1].down = false;
+    assert_int_equal(gw_remote_ready(world->remote, 500000, count_waiting, &calls), PP_OK);
+    assert_null(gw_remote_missing(world->remote, 1));
     world_free(world);
 }
 
@@ -280,12 +307,12 @@ static void a_node_that_is_down_is_named_when_opening_fails(void **state)
     struct gw_remote_sequence_config config = fake_sequence_config(40);
     struct gw_remote_sequence *third = NULL;
     world->net->nodes[1].down = true;
-    assert_int_equal(gw_remote_ready(world->remote, 500000), PP_UNAVAILABLE);
+    assert_int_equal(gw_remote_ready(world->remote, 500000, NULL, NULL), PP_UNAVAILABLE);
     assert_int_equal(gw_remote_sequence_open(world->remote, &config, &third), PP_UNAVAILABLE);
     assert_null(third);
     assert_int_equal(world->net->nodes[0].closes, 1); /* the part that was opened */
     world->net->nodes[1].down = false;
-    assert_int_equal(gw_remote_ready(world->remote, 500000), PP_OK);
+    assert_int_equal(gw_remote_ready(world->remote, 500000, NULL, NULL), PP_OK);
     world_free(world);
 }
 
@@ -383,6 +410,7 @@ int main(void)
         cmocka_unit_test(the_last_probe_before_giving_up_is_as_patient_as_the_first),
         cmocka_unit_test(a_node_that_is_down_is_named_when_opening_fails),
         cmocka_unit_test(open_reserves_what_the_rows_of_each_part_will_take),
+        cmocka_unit_test(a_wait_for_nodes_tells_which_are_missing_and_can_be_ended),
         cmocka_unit_test(a_restarted_node_ends_old_sequences_and_serves_new_ones),
         cmocka_unit_test(a_remote_with_its_own_thread_answers_the_same),
         cmocka_unit_test(seal_waits_for_the_indexes),

@@ -17,6 +17,7 @@
 
 #include "gpu-worker/api/eval.h"
 #include "gpu-worker/api/eval_score.h"
+#include "gpu-worker/api/nodes.h"
 #include "gpu-worker/api/progress.h"
 #include "gpu-worker/api/statistics.h"
 #include "gpu-worker/api/worker.h"
@@ -41,20 +42,57 @@ static void nodes_are_names_and_addresses(void **state)
 static void nodes_that_cannot_be_meant_are_refused_with_a_line(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"a", "=x:1", "a=", "a=host", "a=x:1,a=y:2", "a=x:1,,b=y:2"};
-    char long_name[400];
-    memset(long_name, 'x', sizeof(long_name));
-    memcpy(long_name + 390, "=h:1", 5);
-    for (uint32_t i = 0; i < 7; i++) {
+    static const struct {
+        const char *text, *said;
+    } bad[] = {{"a", "port is missing"},
+               {"=x:1", "NAME=HOST:PORT"},
+               {"a=", "NAME=HOST:PORT"},
+               {"a=host", "port is missing"},
+               {"a=host:", "port is missing"},
+               {"a=:7450", "host is missing"},
+               {"a=x:1,a=y:2", "two nodes are named 'a'"},
+               {"a=x:1,,b=y:2", "NAME=HOST:PORT"},
+               {"a=x:0", "1 to 65535"},
+               {"a=x:65536", "1 to 65535"},
+               {"a=x:18446744073709551617", "1 to 65535"},
+               {"a=x:7450x", "1 to 65535"},
+               {"a=x:-1", "1 to 65535"},
+               {"a=::1:7450", "brackets"},
+               {"a=[]:7450", "brackets"},
+               {"a=two words:1", "name or an address"},
+               {"a=http://x:1", "brackets"}};
+    for (uint32_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         struct gw_node_address nodes[GW_NODES_MAX];
         uint32_t count;
-        FILE *errors = tmpfile();
+        char *said = NULL;
+        size_t bytes;
+        FILE *errors = open_memstream(&said, &bytes);
         assert_non_null(errors);
-        assert_int_equal(gw_nodes_parse(i < 6 ? bad[i] : long_name, errors, nodes, &count),
-                         PP_INVALID_ARGUMENT);
-        assert_true(ftell(errors) > 10);
+        assert_int_equal(gw_nodes_parse(bad[i].text, errors, nodes, &count), PP_INVALID_ARGUMENT);
         fclose(errors);
+        assert_memory_equal(said, "--nodes: ", 9);
+        if (strstr(said, bad[i].said) == NULL) {
+            fail_msg("%s: said %s", bad[i].text, said);
+        }
+        free(said);
     }
+}
+
+static void names_and_addresses_of_nodes_have_a_length(void **state)
+{
+    (void)state;
+    struct gw_node_address nodes[GW_NODES_MAX];
+    char long_name[400];
+    uint32_t count;
+    memset(long_name, 'x', sizeof(long_name));
+    memcpy(long_name + 390, "=h:1", 5);
+    FILE *errors = tmpfile();
+    assert_int_equal(gw_nodes_parse(long_name, errors, nodes, &count), PP_INVALID_ARGUMENT);
+    assert_int_equal(gw_nodes_parse(long_name + 390 - 64, errors, nodes, &count),
+                     PP_INVALID_ARGUMENT);
+    assert_int_equal(gw_nodes_parse(long_name + 390 - 63, errors, nodes, &count), PP_OK);
+    assert_int_equal(strlen(nodes[0].name), 63);
+    fclose(errors);
 }
 
 static void more_nodes_than_the_limit_are_refused(void **state)
@@ -183,16 +221,30 @@ static void a_path_for_figures_that_cannot_be_written_is_refused_before_the_work
     int descriptor = mkstemp(path);
     assert_true(descriptor >= 0);
     assert_int_equal(write(descriptor, "kept\n", 5), 5);
-    assert_int_equal(gw_statistics_check("", stderr), PP_OK);
-    assert_int_equal(gw_statistics_check(path, stderr), PP_OK);
+    assert_int_equal(gw_statistics_check("--json", "", stderr), PP_OK);
+    assert_int_equal(gw_statistics_check("--json", path, stderr), PP_OK);
     assert_int_equal(lseek(descriptor, 0, SEEK_END), 5);
     close(descriptor);
     unlink(path);
     FILE *errors = tmpfile();
     assert_non_null(errors);
-    assert_int_equal(gw_statistics_check("/nonexistent/figures.json", errors), PP_IO);
+    assert_int_equal(gw_statistics_check("--json", "/nonexistent/figures.json", errors), PP_IO);
     assert_true(ftell(errors) > 20);
     fclose(errors);
+}
+
+static void figures_that_cannot_be_written_are_told_instead(void **state)
+{
+    (void)state;
+    char *said = NULL;
+    size_t bytes;
+    FILE *errors = open_memstream(&said, &bytes);
+    json_t *object = json_pack("{s:i}", "ms_per_token", 7);
+    assert_int_equal(gw_statistics_write(object, "/dev/full", errors), PP_IO);
+    fclose(errors);
+    assert_non_null(strstr(said, "--json: cannot write /dev/full: No space left on device"));
+    assert_non_null(strstr(said, "{\"ms_per_token\":7}"));
+    free(said);
 }
 
 static void memory_that_is_used_up_is_explained_with_what_to_do(void **state)
@@ -235,9 +287,13 @@ static void files_are_read_whole_and_missing_ones_named(void **state)
     FILE *errors = tmpfile();
     char line[200] = "";
     assert_int_equal(gw_file_read(path, errors, &text, &bytes), PP_IO);
+    assert_int_equal(gw_file_read("/", errors, &text, &bytes), PP_IO);
     rewind(errors);
     assert_non_null(fgets(line, sizeof(line), errors));
     assert_non_null(strstr(line, path));
+    assert_non_null(strstr(line, "No such file"));
+    assert_non_null(fgets(line, sizeof(line), errors));
+    assert_string_equal(line, "cannot read /: Is a directory\n");
     fclose(errors);
 }
 
@@ -246,6 +302,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nodes_are_names_and_addresses),
         cmocka_unit_test(nodes_that_cannot_be_meant_are_refused_with_a_line),
+        cmocka_unit_test(names_and_addresses_of_nodes_have_a_length),
         cmocka_unit_test(more_nodes_than_the_limit_are_refused),
         cmocka_unit_test(dense_layers_are_an_ascending_list),
         cmocka_unit_test(commas_before_parameters_belong_to_the_estimator),
@@ -253,6 +310,7 @@ int main(void)
         cmocka_unit_test(scores_are_perplexity_divergence_and_agreement),
         cmocka_unit_test(progress_is_lines_off_a_terminal_and_a_bar_on_one),
         cmocka_unit_test(a_path_for_figures_that_cannot_be_written_is_refused_before_the_work),
+        cmocka_unit_test(figures_that_cannot_be_written_are_told_instead),
         cmocka_unit_test(memory_that_is_used_up_is_explained_with_what_to_do),
         cmocka_unit_test(files_are_read_whole_and_missing_ones_named),
     };
