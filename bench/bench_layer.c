@@ -43,15 +43,8 @@ static void fill_rows(void *context, uint64_t index, uint32_t thread)
 static void sum_centre(struct bench_segment *segment)
 {
     double sums[PP_HEAD_DIM_MAX] = {0.0};
-    float key[PP_HEAD_DIM_MAX];
-    const struct an_rows *rows = &segment->rows;
-    for (uint32_t i = 0; i < segment->tokens; ++i) {
-        pp_dtype_to_f32(rows->dtype, rows->base + i * rows->row_bytes, rows->dim, key);
-        for (uint32_t d = 0; d < rows->dim; ++d) {
-            sums[d] += (double)key[d];
-        }
-    }
-    for (uint32_t d = 0; d < rows->dim; ++d) {
+    an_kernels_get()->sum_keys(&segment->rows, 0, segment->tokens, sums);
+    for (uint32_t d = 0; d < segment->rows.dim; ++d) {
         segment->centre[d] = (float)(sums[d] / segment->tokens);
     }
 }
@@ -73,7 +66,6 @@ static enum pp_status make_segments(struct bench_layer *layer)
             .v_offset = (uint32_t)pp_vector_bytes(shape->head_dim, shape->kv_dtype),
             .dim = shape->head_dim,
             .dtype = shape->kv_dtype};
-        sum_centre(segment);
         uint64_t bytes = an_index_bytes(&layer->params, shape->head_dim, segment->tokens);
         layer->index_bytes += bytes;
         segment->memory = aligned_alloc(64, (bytes + 63) & ~63ull);
@@ -139,7 +131,7 @@ enum pp_status bench_layer_make(const struct pp_shape *shape, const struct pp_es
     PP_TRY(make_segments(layer));
     PP_TRY(make_queries(layer));
     uint32_t largest = (uint32_t)(tokens < PP_SEGMENT_TOKENS_MAX ? tokens : PP_SEGMENT_TOKENS_MAX);
-    uint64_t build = an_index_scratch_bytes(&layer->params, shape->head_dim, largest);
+    uint64_t build = an_index_scratch_bytes(&layer->params, shape->head_dim, largest, threads);
     uint64_t query = an_index_query_scratch_bytes(&layer->params, largest);
     for (uint32_t t = 0; t < threads; ++t) {
         layer->scratch[t] = aligned_alloc(64, ((build > query ? build : query) + 63) & ~63ull);
@@ -226,30 +218,29 @@ void bench_layer_stream(struct bench_layer *layer)
     pp_team_for(layer->threads, STREAM_PIECES, stream_piece, layer);
 }
 
-struct build {
-    struct bench_layer *layer;
-    enum pp_status status;
-};
-
-static void build_piece(void *context, uint64_t index, uint32_t thread)
+static void centre_piece(void *context, uint64_t index, uint32_t thread)
 {
-    struct build *build = context;
-    struct bench_layer *layer = build->layer;
-    struct bench_segment *segment = &layer->segments[index];
-    enum pp_status status =
-        an_index_build(&layer->params, &segment->rows, segment->tokens, segment->centre, NULL, 0,
-                       segment->memory, layer->scratch[thread], &segment->index);
-    if (status != PP_OK) {
-        build->status = status;
-    }
+    (void)thread;
+    struct bench_layer *layer = context;
+    sum_centre(&layer->segments[index]);
+}
+
+void bench_layer_centres(struct bench_layer *layer)
+{
+    pp_team_for(layer->threads, layer->shape.kv_heads * (uint64_t)layer->segments_a_head,
+                centre_piece, layer);
 }
 
 enum pp_status bench_layer_build(struct bench_layer *layer)
 {
-    struct build build = {.layer = layer};
-    pp_team_for(layer->threads, layer->shape.kv_heads * (uint64_t)layer->segments_a_head,
-                build_piece, &build);
-    return build.status;
+    bench_layer_centres(layer);
+    for (uint32_t i = 0; i < layer->shape.kv_heads * layer->segments_a_head; ++i) {
+        struct bench_segment *segment = &layer->segments[i];
+        PP_TRY(an_index_build(&layer->params, &segment->rows, segment->tokens, segment->centre,
+                              NULL, 0, layer->threads, segment->memory, layer->scratch[0],
+                              &segment->index));
+    }
+    return PP_OK;
 }
 
 double bench_time_ms(void (*call)(struct bench_layer *layer), struct bench_layer *layer)

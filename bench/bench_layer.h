@@ -50,7 +50,9 @@ void bench_layer_free(struct bench_layer *layer);
 void bench_layer_exact(struct bench_layer *layer);
 /* Reads every row with prefetch ahead and does nothing else: what memory gives. */
 void bench_layer_stream(struct bench_layer *layer);
-/* Builds the index of every segment on the team. */
+/* The mean key of every segment. */
+void bench_layer_centres(struct bench_layer *layer);
+/* Mean keys, and the index of every segment on the team. */
 PP_MUST_USE enum pp_status bench_layer_build(struct bench_layer *layer);
 /* Milliseconds of one call, by the system's clock. */
 double bench_time_ms(void (*call)(struct bench_layer *layer), struct bench_layer *layer);

@@ -120,7 +120,7 @@ static enum pp_status fill_part(struct an_exec *exec, struct fixture *fixture)
     PP_TRY(an_exec_append(exec, job));
     uint64_t segments;
     PP_TRY(an_part_seal(part, NULL, 0, &segments));
-    uint64_t scratch = an_index_scratch_bytes(&part->params->index, DIM, TOKENS);
+    uint64_t scratch = an_index_scratch_bytes(&part->params->index, DIM, TOKENS, 1);
     PP_TRY(pp_limit_reserve(&exec->limit, PP_MEMORY_SCRATCH, scratch));
     an_builder_build_now(exec->builder, part->layers[0].views[0].segment);
     pp_limit_release(&exec->limit, PP_MEMORY_SCRATCH, scratch);

@@ -26,17 +26,18 @@ struct an_index; /* of one segment and kv head */
 
 /* Memory an index of `tokens` rows takes, and a build's scratch, in bytes: reserved at append. */
 uint64_t an_index_bytes(const struct an_index_params *params, uint32_t dim, uint32_t tokens);
-uint64_t an_index_scratch_bytes(const struct an_index_params *params, uint32_t dim,
-                                uint32_t tokens);
+uint64_t an_index_scratch_bytes(const struct an_index_params *params, uint32_t dim, uint32_t tokens,
+                                uint32_t threads);
 
-/* Builds over rows [0, tokens). centre [dim] f32. codes: signatures made by the worker, table-major
- * [l][stride], or NULL to hash here. memory [an_index_bytes], 64-byte aligned, becomes the index
- * (an_index is its first bytes); scratch [an_index_scratch_bytes], 64-byte aligned. */
+/* Builds over rows [0, tokens) with a team of `threads`. centre [dim] f32. codes: signatures made
+ * by the worker, table-major [l][stride], or NULL to hash here. memory [an_index_bytes], 64-byte
+ * aligned, becomes the index (an_index is its first bytes); scratch [an_index_scratch_bytes],
+ * 64-byte aligned. */
 PP_MUST_USE enum pp_status an_index_build(const struct an_index_params *params,
                                           const struct an_rows *rows, uint32_t tokens,
                                           const float *centre, const uint16_t *codes,
-                                          uint64_t codes_stride, void *memory, void *scratch,
-                                          struct an_index **index_out);
+                                          uint64_t codes_stride, uint32_t threads, void *memory,
+                                          void *scratch, struct an_index **index_out);
 
 /* The random numbers of one q row and kv head: row i of the segment draws pp_rng_at(seed, first +
  * i). seed is made of the step's, the part's id, layer and kv head; first + i is the held index. So

@@ -1,6 +1,7 @@
 /*
  * Building an `lsh` index: norms and central rows, signatures where the worker sent none, and one
- * counting sort a table. On the walk: builder > index. It refuses to know segments and threads.
+ * counting sort a table. A team takes first blocks of rows, whose keys are read from memory once
+ * for norms and signatures, then tables. On the walk: builder > index. It refuses to know segments.
  */
 #include <math.h>
 #include <stdbool.h>
@@ -11,6 +12,13 @@
 #include "common/base/assert.h"
 #include "common/base/half.h"
 #include "common/base/limits.h"
+#include "common/run/team.h"
+
+/* Rows whose keys stay in the second-level cache between norms and signatures. */
+#define BLOCK_ROWS 512u
+
+/* Of a central row until all are counted: a norm is never negative. */
+#define CENTRAL_MARK 0x8000u
 
 static uint64_t pad64(uint64_t bytes)
 {
@@ -42,83 +50,100 @@ uint64_t an_index_bytes(const struct an_index_params *params, uint32_t dim, uint
     return params->estimator.kind == PP_LSH ? lay_out(&params->estimator, dim, tokens).end : 0;
 }
 
-uint64_t an_index_scratch_bytes(const struct an_index_params *params, uint32_t dim, uint32_t tokens)
+uint64_t an_index_scratch_bytes(const struct an_index_params *params, uint32_t dim, uint32_t tokens,
+                                uint32_t threads)
 {
     (void)dim;
     if (params->estimator.kind != PP_LSH) {
         return 0;
     }
-    uint64_t codes = 2ull * params->estimator.l * stride_of(tokens);
-    uint64_t cursors = sizeof(uint32_t) << params->estimator.k;
-    return pad64(codes) + pad64(cursors);
+    uint64_t codes = pad64(2ull * params->estimator.l * stride_of(tokens));
+    return codes + threads * an_sort_scratch_bytes(tokens, params->estimator.k);
 }
 
-/* |k - centre| of every row; rows with |k - c|^2 < 1e-12 |c|^2 are central. */
-static void measure_norms(struct an_index *index, const struct an_rows *rows, const float *centre,
-                          uint16_t *norms)
+struct build {
+    const struct an_index_params *params;
+    const struct an_rows *rows;
+    const float *centre;
+    double centre_square;
+    uint32_t tokens;
+    uint16_t *norms, *offsets, *ids; /* of the index */
+    uint16_t *own_codes;             /* NULL: the worker sent them */
+    const uint16_t *codes;
+    uint64_t codes_stride;
+    uint8_t *sort_scratch; /* [thread] */
+    _Atomic bool codes_too_large;
+};
+
+/* Norms of a block of rows; those with |k - c|^2 < 1e-12 |c|^2 are central. */
+static void measure_norms(const struct build *build, uint32_t begin, uint32_t end)
 {
-    float key[PP_HEAD_DIM_MAX];
-    double centre_square = 0.0;
-    for (uint32_t d = 0; d < rows->dim; ++d) {
-        centre_square += (double)centre[d] * (double)centre[d];
-    }
-    for (uint32_t i = 0; i < index->tokens; ++i) {
-        pp_dtype_to_f32(rows->dtype, rows->base + i * rows->row_bytes, rows->dim, key);
-        double square = 0.0;
-        for (uint32_t d = 0; d < rows->dim; ++d) {
-            double difference = (double)(key[d] - centre[d]);
-            square += difference * difference;
+    double squares[BLOCK_ROWS];
+    an_kernels_get()->square_distances(build->rows, begin, end, build->centre, squares);
+    for (uint32_t i = begin; i < end; ++i) {
+        double square = squares[i - begin];
+        if (square == 0.0 || square < 1e-12 * build->centre_square) {
+            build->norms[i] = CENTRAL_MARK;
+            continue;
         }
-        if (square == 0.0 || square < 1e-12 * centre_square) {
+        uint16_t norm = pp_f16_from_f32((float)sqrt(square));
+        bool representable = (norm & 0x7c00u) != 0x7c00u && (norm & 0x7c00u) != 0;
+        build->norms[i] = representable ? norm : 0;
+    }
+}
+
+static void build_block(void *context, uint64_t index, uint32_t thread)
+{
+    (void)thread;
+    const struct build *build = context;
+    uint32_t begin = (uint32_t)index * BLOCK_ROWS;
+    uint32_t end = build->tokens - begin < BLOCK_ROWS ? build->tokens : begin + BLOCK_ROWS;
+    measure_norms(build, begin, end);
+    if (build->own_codes != NULL) {
+        const struct an_rows *rows = build->rows;
+        pp_hash_keys(build->params->hash, rows->base + begin * rows->row_bytes, rows->row_bytes,
+                     rows->dtype, build->centre, end - begin, build->own_codes + begin,
+                     build->codes_stride);
+    }
+}
+
+static void build_table(void *context, uint64_t table, uint32_t thread)
+{
+    struct build *build = context;
+    const struct pp_estimator *estimator = &build->params->estimator;
+    const uint16_t *codes = build->codes + table * build->codes_stride;
+    if (build->own_codes == NULL) {
+        uint32_t seen = 0;
+        for (uint32_t i = 0; i < build->tokens; ++i) {
+            seen |= codes[i];
+        }
+        if ((seen >> estimator->k) != 0) {
+            build->codes_too_large = true;
+            return;
+        }
+    }
+    uint64_t scratch_bytes = an_sort_scratch_bytes(build->tokens, estimator->k);
+    an_kernels_get()->sort_codes(
+        codes, build->tokens, estimator->k, build->sort_scratch + thread * scratch_bytes,
+        build->offsets + (table << estimator->k), build->ids + table * build->tokens);
+}
+
+static void list_central(struct an_index *index, uint16_t *norms)
+{
+    for (uint32_t i = 0; i < index->tokens; ++i) {
+        if (norms[i] == CENTRAL_MARK) {
             if (index->central_count < AN_LSH_CENTRAL_MAX) {
                 index->central[index->central_count] = (uint16_t)i;
             }
             ++index->central_count;
             norms[i] = 0;
-            continue;
-        }
-        uint16_t norm = pp_f16_from_f32((float)sqrt(square));
-        bool representable = (norm & 0x7c00u) != 0x7c00u && (norm & 0x7c00u) != 0;
-        norms[i] = representable ? norm : 0;
-    }
-}
-
-/* ids of one table in order of bucket, and within a bucket in order of id. */
-static void sort_table(const uint16_t *codes, uint32_t tokens, uint32_t k, uint32_t *cursors,
-                       uint16_t *offsets, uint16_t *ids)
-{
-    uint32_t bucket_count = 1u << k;
-    memset(cursors, 0, bucket_count * sizeof(*cursors));
-    for (uint32_t i = 0; i < tokens; ++i) {
-        ++cursors[codes[i]];
-    }
-    uint32_t start = 0;
-    for (uint32_t bucket = 0; bucket < bucket_count; ++bucket) {
-        uint32_t count = cursors[bucket];
-        offsets[bucket] = (uint16_t)start;
-        cursors[bucket] = start;
-        start += count;
-    }
-    for (uint32_t i = 0; i < tokens; ++i) {
-        ids[cursors[codes[i]]++] = (uint16_t)i;
-    }
-}
-
-static bool codes_within(const uint16_t *codes, uint64_t stride, uint32_t tokens,
-                         const struct pp_estimator *estimator)
-{
-    uint32_t seen = 0;
-    for (uint32_t t = 0; t < estimator->l; ++t) {
-        for (uint32_t i = 0; i < tokens; ++i) {
-            seen |= codes[t * stride + i];
         }
     }
-    return (seen >> estimator->k) == 0;
 }
 
 enum pp_status an_index_build(const struct an_index_params *params, const struct an_rows *rows,
                               uint32_t tokens, const float *centre, const uint16_t *codes,
-                              uint64_t codes_stride, void *memory, void *scratch,
+                              uint64_t codes_stride, uint32_t threads, void *memory, void *scratch,
                               struct an_index **index_out)
 {
     const struct pp_estimator *estimator = &params->estimator;
@@ -128,40 +153,41 @@ enum pp_status an_index_build(const struct an_index_params *params, const struct
     PP_ASSERT(tokens <= PP_SEGMENT_TOKENS_MAX && rows->dim <= PP_HEAD_DIM_MAX);
     struct layout layout = lay_out(estimator, rows->dim, tokens);
     uint8_t *base = memory;
+    float *own_centre = (float *)(void *)(base + layout.centre);
+    uint64_t stride = stride_of(tokens);
+    struct build build = {
+        .params = params,
+        .rows = rows,
+        .centre = own_centre,
+        .tokens = tokens,
+        .norms = (uint16_t *)(void *)(base + layout.norms),
+        .offsets = (uint16_t *)(void *)(base + layout.offsets),
+        .ids = (uint16_t *)(void *)(base + layout.ids),
+        .own_codes = codes == NULL ? scratch : NULL,
+        .codes = codes == NULL ? scratch : codes,
+        .codes_stride = codes == NULL ? stride : codes_stride,
+        .sort_scratch = (uint8_t *)scratch + pad64(2ull * estimator->l * stride),
+    };
+    memcpy(own_centre, centre, rows->dim * sizeof(*own_centre));
+    for (uint32_t d = 0; d < rows->dim; ++d) {
+        build.centre_square += (double)centre[d] * (double)centre[d];
+    }
+    pp_team_for(threads, (tokens + BLOCK_ROWS - 1) / BLOCK_ROWS, build_block, &build);
+    pp_team_for(threads, estimator->l, build_table, &build);
+    if (build.codes_too_large) {
+        return PP_INVALID_ARGUMENT;
+    }
     struct an_index *index = memory;
     memset(index, 0, sizeof(*index));
     index->tokens = tokens;
     index->dim = rows->dim;
     index->k = estimator->k;
     index->l = estimator->l;
-    float *own_centre = (float *)(void *)(base + layout.centre);
-    uint16_t *norms = (uint16_t *)(void *)(base + layout.norms);
-    uint16_t *offsets = (uint16_t *)(void *)(base + layout.offsets);
-    uint16_t *ids = (uint16_t *)(void *)(base + layout.ids);
-    memcpy(own_centre, centre, rows->dim * sizeof(*own_centre));
-    measure_norms(index, rows, centre, norms);
-
-    uint64_t stride = stride_of(tokens);
-    uint16_t *own_codes = scratch;
-    uint32_t *cursors =
-        (uint32_t *)(void *)((uint8_t *)scratch + pad64(2ull * estimator->l * stride));
-    if (codes != NULL && !codes_within(codes, codes_stride, tokens, estimator)) {
-        return PP_INVALID_ARGUMENT;
-    }
-    if (codes == NULL) {
-        pp_hash_keys(params->hash, rows->base, rows->row_bytes, rows->dtype, centre, tokens,
-                     own_codes, stride);
-        codes = own_codes;
-        codes_stride = stride;
-    }
-    for (uint32_t t = 0; t < estimator->l; ++t) {
-        sort_table(codes + t * codes_stride, tokens, estimator->k, cursors,
-                   offsets + ((uint64_t)t << estimator->k), ids + (uint64_t)t * tokens);
-    }
     index->centre = own_centre;
-    index->norms = norms;
-    index->offsets = offsets;
-    index->ids = ids;
+    index->norms = build.norms;
+    index->offsets = build.offsets;
+    index->ids = build.ids;
+    list_central(index, build.norms);
     *index_out = index;
     return PP_OK;
 }

@@ -28,4 +28,7 @@ const struct an_kernels an_kernels_avx2 = {
     .attend_exact = attend_exact,
     .score_gather = score_gather,
     .attend_gather = attend_gather,
+    .sum_keys = an_sum_keys_avx2,
+    .square_distances = an_square_distances_avx2,
+    .sort_codes = an_sort_codes_avx2,
 };

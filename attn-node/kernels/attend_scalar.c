@@ -103,4 +103,7 @@ const struct an_kernels an_kernels_scalar = {
     .attend_exact = attend_exact,
     .score_gather = score_gather,
     .attend_gather = attend_gather,
+    .sum_keys = an_sum_keys_scalar,
+    .square_distances = an_square_distances_scalar,
+    .sort_codes = an_sort_codes_scalar,
 };

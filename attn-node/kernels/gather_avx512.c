@@ -249,4 +249,7 @@ const struct an_kernels an_kernels_avx512 = {
     .attend_exact = an_attend_exact_avx512,
     .score_gather = score_gather,
     .attend_gather = attend_gather,
+    .sum_keys = an_sum_keys_avx512,
+    .square_distances = an_square_distances_avx512,
+    .sort_codes = an_sort_codes_avx512,
 };

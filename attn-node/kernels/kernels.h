@@ -1,5 +1,5 @@
 /*
- * The inner loops of a node over plain row views: exact attend, gather + attend, lsh look-up. One
+ * The inner loops of a node over plain row views: exact attend, gather + attend, index build. One
  * table of functions, chosen once at start from cpuid (PIGPEN_ISA=scalar|avx2|avx512|avx512bf16
  * forces a lower one); one file per operation and instruction set. No kernel allocates, locks or
  * reads beyond the rows it is given. Threads: pure over their arguments; scratch is the caller's.
@@ -64,11 +64,36 @@ struct an_kernels {
     /* Attends the rows ids[0..count) whose scores are known, each with its log u (NULL: u = 1). */
     void (*attend_gather)(const struct an_rows *rows, const uint16_t *ids, const float *scores,
                           const float *log_u, uint32_t count, struct an_accumulator *accumulator);
+
+    /* Of an index build; these three give the same bits on every instruction set. */
+
+    /* sums[d] += K of rows [begin, end) in that order; sums [dim] f64. */
+    void (*sum_keys)(const struct an_rows *rows, uint32_t begin, uint32_t end, double *sums);
+    /* |k - centre|^2 of rows [begin, end): differences in f32, squares in f64, summed over
+     * dimensions of the same i mod 16 in order, then over those sums 8, 4, 2 and 1 apart. */
+    void (*square_distances)(const struct an_rows *rows, uint32_t begin, uint32_t end,
+                             const float *centre, double *squares_out);
+    /* Counting sort of one lsh table: ids_out [count] in order of code, and of id within a code;
+     * offsets_out [2^k] is where a code's ids start. codes [count] below 2^k, count at most 65,535.
+     * scratch: an_sort_scratch_bytes, 64-byte aligned. */
+    void (*sort_codes)(const uint16_t *codes, uint32_t count, uint32_t k, void *scratch,
+                       uint16_t *offsets_out, uint16_t *ids_out);
 };
 
 /* Predicted ns of one thread for attend_exact over `count` such rows. */
 double an_exact_cost(const struct an_costs *costs, const struct an_rows *rows, uint32_t count,
                      uint32_t lanes);
+
+/* Room for the ids in a sort's scratch; its cursors lie behind. */
+static inline uint32_t an_sort_buffer_ids(uint32_t count)
+{
+    return (count + 31u) & ~31u;
+}
+
+static inline uint64_t an_sort_scratch_bytes(uint32_t count, uint32_t k)
+{
+    return 2ull * an_sort_buffer_ids(count) + (((2ull << k) + 63) & ~63ull);
+}
 
 /* The table in use. Chosen at the first call (call it on main before threads start). */
 const struct an_kernels *an_kernels_get(void);

@@ -94,8 +94,8 @@ enum pp_status an_layer_reserve_index(struct an_layer *layer, uint32_t tokens)
         layer->tail_index_charge = want;
         return PP_OK;
     }
-    PP_TRY(an_store_reserve_scratch(store,
-                                    an_index_scratch_bytes(&params->index, params->dim, tokens)));
+    PP_TRY(an_store_reserve_scratch(
+        store, an_index_scratch_bytes(&params->index, params->dim, tokens, 1)));
     PP_TRY(pp_limit_reserve(store->limit, PP_MEMORY_INDEX, want - layer->tail_index_charge));
     layer->tail_index_charge = want;
     return PP_OK;

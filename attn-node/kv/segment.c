@@ -118,13 +118,7 @@ void an_segment_centre(const struct an_segment *segment, float *centre_out)
     for (uint32_t head = 0; head < params->kv_heads; head++) {
         struct an_rows rows = an_segment_rows(segment, head);
         double sums[PP_HEAD_DIM_MAX] = {0};
-        float key[PP_HEAD_DIM_MAX];
-        for (uint32_t row = 0; row < segment->count; row++) {
-            pp_dtype_to_f32(rows.dtype, rows.base + row * rows.row_bytes, rows.dim, key);
-            for (uint32_t i = 0; i < rows.dim; i++) {
-                sums[i] += (double)key[i];
-            }
-        }
+        an_kernels_get()->sum_keys(&rows, 0, segment->count, sums);
         for (uint32_t i = 0; i < rows.dim; i++) {
             centre_out[(uint64_t)head * rows.dim + i] = (float)(sums[i] / segment->count);
         }
@@ -147,7 +141,7 @@ static enum pp_status segment_build_head(struct an_segment *segment, uint32_t he
     struct an_index *index = NULL;
     enum pp_status status = an_index_build(&params->index, &rows, segment->count,
                                            segment->centre + (uint64_t)head * params->dim, codes,
-                                           build->stride, memory, scratch, &index);
+                                           build->stride, 1, memory, scratch, &index);
     if (status != PP_OK) {
         pp_arena_give(params->store->arena, memory, bytes);
         return status;
@@ -165,7 +159,7 @@ void an_segment_build(struct an_segment *segment)
     if (!build->centre_given) {
         an_segment_centre(segment, segment->centre);
     }
-    uint64_t scratch_bytes = an_index_scratch_bytes(&params->index, params->dim, segment->count);
+    uint64_t scratch_bytes = an_index_scratch_bytes(&params->index, params->dim, segment->count, 1);
     void *scratch;
     build->status = pp_arena_take(arena, scratch_bytes, &scratch);
     if (build->status != PP_OK) {

@@ -235,7 +235,8 @@ static void the_estimated_denominator_is_right_on_average(void **state)
         lse[i] = (double)exact.m + log((double)exact.sum);
     }
     void *memory = aligned_alloc(64, (an_index_bytes(&params, DIM, TOKENS) + 63) & ~63ull);
-    void *build = aligned_alloc(64, (an_index_scratch_bytes(&params, DIM, TOKENS) + 63) & ~63ull);
+    void *build =
+        aligned_alloc(64, (an_index_scratch_bytes(&params, DIM, TOKENS, 1) + 63) & ~63ull);
     void *scratch =
         aligned_alloc(64, (an_index_query_scratch_bytes(&params, TOKENS) + 63) & ~63ull);
     struct moments moments = {0};
@@ -244,8 +245,8 @@ static void the_estimated_denominator_is_right_on_average(void **state)
         struct an_index *index;
         assert_int_equal(pp_hash_new(pp_rng_u64(&rng), DIM, K, L, &hash), PP_OK);
         params.hash = hash;
-        assert_int_equal(an_index_build(&params, &field.rows, TOKENS, field.centre, NULL, 0, memory,
-                                        build, &index),
+        assert_int_equal(an_index_build(&params, &field.rows, TOKENS, field.centre, NULL, 0, 1,
+                                        memory, build, &index),
                          PP_OK);
         pp_hash_queries(hash, field.q, QUERIES, field.codes);
         double mean = 0.0;

@@ -20,6 +20,8 @@
 #define DIM 40u
 #define K   6u
 #define L   30u
+/* Of the team that builds. */
+#define THREADS 3u
 
 struct bed {
     struct an_rows rows;
@@ -67,7 +69,7 @@ static void bed_init(struct bed *bed, uint32_t tokens, uint32_t t)
         .log_u_table = &bed->table,
     };
     bed->memory = padded_alloc(an_index_bytes(&bed->params, DIM, tokens));
-    bed->build = padded_alloc(an_index_scratch_bytes(&bed->params, DIM, tokens));
+    bed->build = padded_alloc(an_index_scratch_bytes(&bed->params, DIM, tokens, THREADS));
     bed->scratch = padded_alloc(an_index_query_scratch_bytes(&bed->params, tokens));
     bed->ids = malloc(tokens * sizeof(*bed->ids));
     bed->log_u = malloc(tokens * sizeof(*bed->log_u));
@@ -86,7 +88,7 @@ static void bed_build(struct bed *bed, bool own_centre)
         bed->centre[d] = (float)(sum / bed->tokens);
     }
     assert_int_equal(an_index_build(&bed->params, &bed->rows, bed->tokens, bed->centre, NULL, 0,
-                                    bed->memory, bed->build, &bed->index),
+                                    THREADS, bed->memory, bed->build, &bed->index),
                      PP_OK);
 }
 
@@ -413,14 +415,14 @@ static void codes_from_outside_give_the_same_index_or_are_refused(void **state)
     memcpy(expected, bed.ids, sizeof(expected));
     uint16_t *codes = padded_alloc(320 * L * sizeof(*codes));
     pp_hash_keys(bed.hash, bed.rows.base, bed.rows.row_bytes, PP_F32, bed.centre, 300, codes, 320);
-    assert_int_equal(an_index_build(&bed.params, &bed.rows, 300, bed.centre, codes, 320, bed.memory,
-                                    bed.build, &bed.index),
+    assert_int_equal(an_index_build(&bed.params, &bed.rows, 300, bed.centre, codes, 320, THREADS,
+                                    bed.memory, bed.build, &bed.index),
                      PP_OK);
     assert_int_equal(bed_sample(&bed, 0, 300), found);
     assert_memory_equal(bed.ids, expected, found * sizeof(*expected));
     codes[320 * (L - 1) + 299] = 1u << K;
-    assert_int_equal(an_index_build(&bed.params, &bed.rows, 300, bed.centre, codes, 320, bed.memory,
-                                    bed.build, &bed.index),
+    assert_int_equal(an_index_build(&bed.params, &bed.rows, 300, bed.centre, codes, 320, THREADS,
+                                    bed.memory, bed.build, &bed.index),
                      PP_INVALID_ARGUMENT);
     free(codes);
     bed_deinit(&bed);
