@@ -1,7 +1,7 @@
 /*
- * One layer's attend, exact or lsh, beside the plain read loop and the exact attend of the same
- * run: the three are interleaved, since memory's speed changes by itself and only ratios mean
- * anything. gbps counts the bytes of the rows read, each once; stream_gbps is the read loop's.
+ * One layer's attend, exact, lsh or as planned, beside the plain read loop and the exact attend of
+ * the same run: the three are interleaved, since memory's speed changes by itself and only ratios
+ * mean anything. gbps counts the bytes of the rows read, each once; stream_gbps is the read loop's.
  */
 #include <math.h>
 #include <stdbool.h>
@@ -21,7 +21,7 @@
 
 static struct settings {
     const char *estimator, *json, *dtype;
-    uint64_t tokens, q_heads, kv_heads, dim, k, l, t, bits, threads;
+    uint64_t tokens, q_heads, kv_heads, dim, k, l, t, bits, threads, cold_mib;
     double rows_share, seconds;
 } settings;
 
@@ -47,7 +47,8 @@ static const struct pp_option options[] = {
     NUMBER("kv-heads", kv_heads, "8", "K/V heads."),
     NUMBER("dim", dim, "128", "Head dimension."),
     TEXT("dtype", dtype, "bf16", "NAME", "bf16, f16, f32 or int8."),
-    TEXT("estimator", estimator, "lsh", "NAME", "exact or lsh."),
+    TEXT("estimator", estimator, "lsh", "NAME",
+         "exact, lsh, or auto: what the planner takes, beside both."),
     NUMBER("k", k, "10", "lsh: bits a table."),
     NUMBER("l", l, "150", "lsh: tables."),
     NUMBER("t", t, "2", "lsh: tables that must collide."),
@@ -55,17 +56,31 @@ static const struct pp_option options[] = {
     REAL("rows-share", rows_share, "0",
          "sketch: share of distinct keys a kv head. This build has no sketch: only 0."),
     NUMBER("threads", threads, "0", "Threads; 0: what this process may use."),
+    NUMBER("cold-mib", cold_mib, "0", "MiB of other memory read before each measurement."),
     REAL("seconds", seconds, "5", "How long to measure."),
     TEXT("json", json, "", "PATH", "Append the report here."),
 };
 
-/* A piece of the lsh attend: one query head over one segment. */
-struct lsh_run {
-    uint16_t *codes;                 /* [q head][l] */
-    struct an_accumulator *partials; /* [q head][segment] */
-    float *sums;
+/* A piece of a sampled or planned attend: one q head by the index, or a block of rows for a group.
+ */
+struct piece {
+    uint32_t segment; /* of all kv heads' */
+    uint32_t head, lanes;
+    uint32_t begin, end;
+    bool sampled;
+    struct an_accumulator *partials; /* [lanes] */
 };
-static struct lsh_run run;
+
+static struct run {
+    bool plan;       /* choose a kv head and segment; else all is sampled */
+    uint16_t *codes; /* [q head][l] */
+    struct piece *pieces;
+    struct an_accumulator *partials, *results; /* results [q head] */
+    float *sums;
+    uint32_t piece_count, partial_count;
+    uint32_t sampled_segments;
+    double sampled_ns, exact_ns; /* predicted, of one thread */
+} run;
 
 static struct an_index_query query_of(const struct bench_layer *layer, uint64_t head)
 {
@@ -76,48 +91,143 @@ static struct an_index_query query_of(const struct bench_layer *layer, uint64_t 
                                    .codes = run.codes + head * layer->params.estimator.l};
 }
 
-static void lsh_piece(void *context, uint64_t index, uint32_t thread)
+static void run_piece(void *context, uint64_t index, uint32_t thread)
 {
     struct bench_layer *layer = context;
-    uint64_t head = index / layer->segments_a_head;
-    uint64_t kv_head = head / pp_shape_group(&layer->shape);
-    const struct bench_segment *segment =
-        &layer->segments[kv_head * layer->segments_a_head + index % layer->segments_a_head];
-    struct an_index_query query = query_of(layer, head);
-    struct an_accumulator *partial = &run.partials[index];
-    an_accumulator_clear(partial, layer->shape.head_dim);
-    an_index_attend(segment->index, &layer->params, &segment->rows, 0, segment->tokens, &query,
-                    layer->scratch[thread], partial);
+    const struct piece *piece = &run.pieces[index];
+    const struct bench_segment *segment = &layer->segments[piece->segment];
+    for (uint32_t i = 0; i < piece->lanes; ++i) {
+        an_accumulator_clear(&piece->partials[i], layer->shape.head_dim);
+    }
+    if (piece->sampled) {
+        struct an_index_query query = query_of(layer, piece->head);
+        an_index_attend(segment->index, &layer->params, &segment->rows, 0, segment->tokens, &query,
+                        layer->scratch[thread], piece->partials);
+    } else {
+        const float *q = layer->q_scaled + (uint64_t)piece->head * layer->shape.head_dim;
+        an_kernels_get()->attend_exact(&segment->rows, piece->begin, piece->end, q, piece->lanes,
+                                       piece->partials);
+    }
 }
 
-static void lsh_attend(struct bench_layer *layer)
+static void add_piece(uint32_t segment, uint32_t head, uint32_t lanes, uint32_t begin, uint32_t end,
+                      bool sampled)
 {
-    uint32_t segments = layer->segments_a_head;
+    run.pieces[run.piece_count++] = (struct piece){.segment = segment,
+                                                   .head = head,
+                                                   .lanes = lanes,
+                                                   .begin = begin,
+                                                   .end = end,
+                                                   .sampled = sampled,
+                                                   .partials = run.partials + run.partial_count};
+    run.partial_count += lanes;
+}
+
+/* The pieces of one kv head and segment. */
+static void plan_segment(const struct bench_layer *layer, uint32_t index)
+{
+    const struct bench_segment *segment = &layer->segments[index];
+    uint32_t group = pp_shape_group(&layer->shape);
+    uint32_t head = index / layer->segments_a_head * group;
+    struct an_index_costs costs;
+    bool pays =
+        an_index_pays(segment->index, &layer->params, &segment->rows, 0, segment->tokens, group,
+                      run.codes + (uint64_t)head * layer->params.estimator.l, &costs);
+    bool sampled = pays || !run.plan;
+    run.sampled_ns += costs.sampled_ns;
+    run.exact_ns += costs.exact_ns;
+    run.sampled_segments += sampled;
+    for (uint32_t g = 0; g < group && sampled; ++g) {
+        add_piece(index, head + g, 1, 0, segment->tokens, true);
+    }
+    for (uint32_t at = 0; at < segment->tokens && !sampled; at += layer->piece_tokens) {
+        uint32_t end = at + layer->piece_tokens;
+        add_piece(index, head, group, at, end < segment->tokens ? end : segment->tokens, false);
+    }
+}
+
+/* The attend as a node does it: signatures, plan, pieces, sums merged in order. */
+static void planned_attend(struct bench_layer *layer)
+{
     pp_hash_queries(layer->params.hash, layer->q, layer->shape.q_heads, run.codes);
-    pp_team_for(layer->threads, (uint64_t)layer->shape.q_heads * segments, lsh_piece, layer);
+    run.piece_count = run.partial_count = run.sampled_segments = 0;
+    run.sampled_ns = run.exact_ns = 0.0;
+    for (uint32_t i = 0; i < layer->shape.kv_heads * layer->segments_a_head; ++i) {
+        plan_segment(layer, i);
+    }
+    pp_team_for(layer->threads, run.piece_count, run_piece, layer);
     for (uint32_t h = 0; h < layer->shape.q_heads; ++h) {
-        for (uint32_t s = 1; s < segments; ++s) {
-            an_accumulator_merge(&run.partials[h * segments], &run.partials[h * segments + s],
+        an_accumulator_clear(&run.results[h], layer->shape.head_dim);
+    }
+    for (uint32_t i = 0; i < run.piece_count; ++i) {
+        const struct piece *piece = &run.pieces[i];
+        for (uint32_t j = 0; j < piece->lanes; ++j) {
+            an_accumulator_merge(&run.results[piece->head + j], &piece->partials[j],
                                  layer->shape.head_dim);
         }
     }
 }
 
-static enum pp_status lsh_run_make(struct bench_layer *layer)
+static void lsh_attend(struct bench_layer *layer)
+{
+    run.plan = false;
+    planned_attend(layer);
+}
+
+static void auto_attend(struct bench_layer *layer)
+{
+    run.plan = true;
+    planned_attend(layer);
+}
+
+static enum pp_status run_make(struct bench_layer *layer)
 {
     uint32_t dim = layer->shape.head_dim;
-    uint32_t count = layer->shape.q_heads * layer->segments_a_head;
+    uint32_t blocks = PP_SEGMENT_TOKENS_MAX / layer->piece_tokens + 1;
+    uint32_t partials = layer->shape.q_heads * layer->segments_a_head * blocks;
+    uint32_t count = partials + layer->shape.q_heads;
     run.codes = calloc(layer->shape.q_heads * (uint64_t)layer->params.estimator.l, 2);
+    run.pieces = calloc(partials, sizeof(*run.pieces));
     run.partials = calloc(count, sizeof(*run.partials));
     run.sums = calloc(count * 2ull * dim, sizeof(*run.sums));
-    if (run.codes == NULL || run.partials == NULL || run.sums == NULL) {
+    if (run.codes == NULL || run.pieces == NULL || run.partials == NULL || run.sums == NULL) {
         return PP_MEMORY;
     }
     for (uint32_t i = 0; i < count; ++i) {
         run.partials[i].o = run.sums + i * 2ull * dim;
         run.partials[i].b1 = run.partials[i].o + dim;
     }
+    run.results = run.partials + partials;
     return bench_layer_build(layer);
+}
+
+static void run_free(void)
+{
+    free(run.codes);
+    free(run.pieces);
+    free(run.partials);
+    free(run.sums);
+}
+
+/* Other memory read between measurements, as a decode step's other layers are: rows and indexes are
+ * cold then. */
+static uint64_t *other;
+static volatile uint64_t other_sum;
+
+static void make_cold(void)
+{
+    uint64_t words = (settings.cold_mib << 20) / sizeof(*other);
+    uint64_t sum = 0;
+    for (uint64_t i = 0; i < words; i += 8) {
+        sum += other[i];
+    }
+    other_sum = sum;
+}
+
+static double timed(void (*call)(struct bench_layer *layer), struct bench_layer *layer)
+{
+    make_cold();
+    return bench_time_ms(call, layer);
 }
 
 /* Rows the sample reads: share of all a q head, and distinct ones a kv head. */
@@ -154,36 +264,56 @@ static enum pp_status count_rows(struct bench_layer *layer, double *share_q, dou
     return ready ? PP_OK : PP_MEMORY;
 }
 
-static enum pp_status measure(struct bench_layer *layer, bool lsh)
+enum series { STREAM, EXACT, LSH, AUTO, SERIES };
+static double times[SERIES][ROUNDS_MAX];
+
+/* Rounds of the read loop, exact and what else is wanted; returns how many. */
+static uint32_t measure_rounds(struct bench_layer *layer, bool lsh, bool plan)
 {
-    static double times[3][ROUNDS_MAX];
-    double share_q = 1.0;
-    double share_kv = 1.0;
-    if (lsh) {
-        PP_TRY(lsh_run_make(layer));
-        lsh_attend(layer);
-        PP_TRY(count_rows(layer, &share_q, &share_kv));
-    }
     double spent_ms = 0.0;
     uint32_t rounds = 0;
     for (uint32_t i = 0; i < ROUNDS_MAX + WARM_ROUNDS; ++i) {
-        double stream = bench_time_ms(bench_layer_stream, layer);
-        double exact = bench_time_ms(bench_layer_exact, layer);
-        double sampled = lsh ? bench_time_ms(lsh_attend, layer) : exact;
-        if (i < WARM_ROUNDS) {
-            continue;
+        double round[SERIES] = {timed(bench_layer_stream, layer), timed(bench_layer_exact, layer)};
+        round[LSH] = lsh ? timed(lsh_attend, layer) : 0.0;
+        round[AUTO] = plan ? timed(auto_attend, layer) : 0.0;
+        for (uint32_t series = 0; series < SERIES && i >= WARM_ROUNDS; ++series) {
+            times[series][rounds] = round[series];
+            spent_ms += round[series];
         }
-        times[0][rounds] = stream;
-        times[1][rounds] = exact;
-        times[2][rounds++] = sampled;
-        spent_ms += stream + exact + (lsh ? sampled : 0.0);
+        rounds += i >= WARM_ROUNDS;
         if (spent_ms > settings.seconds * 1e3 && rounds >= ROUNDS_MIN) {
             break;
         }
     }
+    return rounds;
+}
+
+static void report_plan(json_t *report, const struct bench_layer *layer, uint32_t rounds)
+{
+    uint32_t segments = layer->shape.kv_heads * layer->segments_a_head;
+    json_object_set_new(report, "sampled_share",
+                        json_real((double)run.sampled_segments / segments));
+    json_object_set_new(report, "lsh_ms_median", json_real(bench_median(times[LSH], rounds)));
+    json_object_set_new(report, "lsh_ms_predicted",
+                        json_real(run.sampled_ns * 1e-6 / layer->threads));
+    json_object_set_new(report, "exact_ms_predicted",
+                        json_real(run.exact_ns * 1e-6 / layer->threads));
+}
+
+static enum pp_status measure(struct bench_layer *layer, bool lsh, bool plan)
+{
+    double share_q = 1.0;
+    double share_kv = 1.0;
+    if (lsh) {
+        PP_TRY(run_make(layer));
+        lsh_attend(layer);
+        PP_TRY(count_rows(layer, &share_q, &share_kv));
+    }
+    uint32_t rounds = measure_rounds(layer, lsh, plan);
+    double *series = times[plan ? AUTO : lsh ? LSH : EXACT];
     double read_gb = (lsh ? share_kv : 1.0) * (double)layer->rows_bytes * 1e-9;
-    double least = bench_min(times[2], rounds);
-    double median = bench_median(times[2], rounds);
+    double least = bench_min(series, rounds);
+    double median = bench_median(series, rounds);
     json_t *report = json_object();
     json_object_set_new(report, "bench", json_string("attend"));
     json_object_set_new(report, "estimator", json_string(settings.estimator));
@@ -195,8 +325,11 @@ static enum pp_status measure(struct bench_layer *layer, bool lsh)
     json_object_set_new(report, "gbps", json_real(read_gb / (median * 1e-3)));
     json_object_set_new(
         report, "stream_gbps",
-        json_real((double)layer->rows_bytes * 1e-6 / bench_median(times[0], rounds)));
-    json_object_set_new(report, "exact_ms_median", json_real(bench_median(times[1], rounds)));
+        json_real((double)layer->rows_bytes * 1e-6 / bench_median(times[STREAM], rounds)));
+    json_object_set_new(report, "exact_ms_median", json_real(bench_median(times[EXACT], rounds)));
+    if (plan) {
+        report_plan(report, layer, rounds);
+    }
     return bench_report(report, layer->threads, PP_COMMIT, settings.json);
 }
 
@@ -225,7 +358,8 @@ static enum pp_status run_bench(void)
                              .scale = 1.0f / sqrtf((float)settings.dim)};
     PP_TRY(parse_dtype(&shape.kv_dtype));
     PP_TRY(pp_estimator_resolve(&estimator));
-    bool lsh = strcmp(settings.estimator, "lsh") == 0;
+    bool plan = strcmp(settings.estimator, "auto") == 0;
+    bool lsh = plan || strcmp(settings.estimator, "lsh") == 0;
     if ((!lsh && strcmp(settings.estimator, "exact") != 0) || settings.bits != 0 ||
         settings.rows_share != 0.0) {
         return PP_UNIMPLEMENTED;
@@ -233,10 +367,14 @@ static enum pp_status run_bench(void)
     uint32_t threads =
         settings.threads == 0 ? pp_team_threads_default() : (uint32_t)settings.threads;
     PP_TRY(bench_layer_make(&shape, &estimator, settings.tokens, threads, &layer));
-    enum pp_status status = measure(&layer, lsh);
-    free(run.codes);
-    free(run.partials);
-    free(run.sums);
+    other = calloc(1, (settings.cold_mib << 20) + 1);
+    if (other == NULL) {
+        return PP_MEMORY;
+    }
+    memset(other, 1, settings.cold_mib << 20);
+    enum pp_status status = measure(&layer, lsh, plan);
+    run_free();
+    free(other);
     bench_layer_free(&layer);
     return status;
 }

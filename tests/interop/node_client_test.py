@@ -156,9 +156,11 @@ class NodeTest(unittest.TestCase):
         layer = self.client.data.GetPart(attention.GetPartRequest(part=part.ref)).part.layers[0]
         self.assertEqual((layer.held_tokens, layer.sealed_tokens, layer.indexed_tokens),
                          (tokens, tokens, tokens))
-        answer, got = part.attend(q, tokens)
+        lsh = common.Estimator(kind=common.ESTIMATOR_KIND_LSH)
+        answer, got = part.attend(q, tokens, estimator=lsh)
         self.assertEqual(answer.results[0].status.code, 0, answer.results[0].status)
         self.assertEqual(answer.results[0].estimator, common.ESTIMATOR_KIND_LSH)
+        self.assertEqual(answer.results[0].keys_sampled, answer.results[0].keys_held)
         share = got["keys_read"] / tokens
         self.assertGreater(share.min(), 0.0005)
         self.assertLess(share.max(), 0.3)

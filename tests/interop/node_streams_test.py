@@ -297,7 +297,8 @@ class StreamsTest(unittest.TestCase):
                 part.append_all(k, v, bulk=True)
                 client.data.SealPart(attention.SealPartRequest(part=part.ref))
                 self.wait_for_index(client, part, 4096)
-                answer = client.data.Attend(part.attend_request(q, 4096))
+                answer = client.data.Attend(part.attend_request(
+                    q, 4096, estimator=common.Estimator(kind=common.ESTIMATOR_KIND_LSH)))
                 self.assertEqual(answer.results[0].estimator, common.ESTIMATOR_KIND_LSH)
                 answers.append(answer.payload)
             replica.channel.close()
