@@ -294,6 +294,8 @@ static void report_plan(json_t *report, const struct bench_layer *layer, uint32_
     json_object_set_new(report, "sampled_share",
                         json_real((double)run.sampled_segments / segments));
     json_object_set_new(report, "lsh_ms_median", json_real(bench_median(times[LSH], rounds)));
+    json_object_set_new(report, "exact_ms_min", json_real(bench_min(times[EXACT], rounds)));
+    json_object_set_new(report, "lsh_ms_min", json_real(bench_min(times[LSH], rounds)));
     json_object_set_new(report, "lsh_ms_predicted",
                         json_real(run.sampled_ns * 1e-6 / layer->threads));
     json_object_set_new(report, "exact_ms_predicted",

@@ -10,7 +10,7 @@
 #include <stddef.h>
 
 #define PROBES 16u
-#define SKEW   1.4
+#define SKEW   0.4
 
 /* Collisions a row and table, by the buckets of some lanes and tables, spread over both. */
 static double collision_rate(const struct an_index *index, uint32_t lanes, const uint16_t *codes)
@@ -26,19 +26,29 @@ static double collision_rate(const struct an_index *index, uint32_t lanes, const
     return (double)ids / ((double)PROBES * index->tokens);
 }
 
-/* P(at least t of l), each with probability x. */
-static double at_least(uint32_t t, uint32_t l, double x)
+static double power(double base, uint32_t exponent)
 {
-    double some = 1.0; /* P(j = 0) */
-    for (uint32_t i = 0; i < l; ++i) {
-        some *= 1.0 - x;
+    double result = 1.0;
+    for (; exponent > 0; exponent >>= 1) {
+        result *= exponent % 2 == 1 ? base : 1.0;
+        base *= base;
     }
+    return result;
+}
+
+/* Expected share of rows that collide in at least t of l tables. */
+static double share_found(uint32_t t, uint32_t l, double rate)
+{
+    double some = power(1.0 - rate, l); /* P(j = 0) for a row of this rate */
     double fewer = 0.0;
     for (uint32_t j = 0; j < t; ++j) {
         fewer += some;
-        some *= x < 1.0 ? (l - j) * x / ((j + 1) * (1.0 - x)) : 0.0;
+        some *= rate < 1.0 ? (l - j) * rate / ((j + 1) * (1.0 - rate)) : 0.0;
     }
-    return fewer < 1.0 ? 1.0 - fewer : 0.0;
+    double share = fewer < 1.0 ? 1.0 - fewer : 0.0;
+    share *= 1.0 + SKEW * power(1.0 - share, 8);
+    double most = rate * l / t;
+    return share < most ? share : most;
 }
 
 bool an_index_pays(const struct an_index *index, const struct an_index_params *params,
@@ -53,15 +63,14 @@ bool an_index_pays(const struct an_index *index, const struct an_index_params *p
     } else {
         double rate = collision_rate(index, lanes, codes);
         double hits = rate * index->l * index->tokens;
-        double found = SKEW * at_least(params->estimator.t, index->l, rate) * count;
-        double most = hits / params->estimator.t;
-        found = found < most ? found : most;
-        double row =
-            (double)costs->gather_row + (double)costs->gather_byte * (double)rows->row_bytes;
+        double share = share_found(params->estimator.t, index->l, rate);
+        double row_bytes = (double)rows->row_bytes;
+        double chosen = (double)costs->chosen + (double)costs->chosen_byte * row_bytes;
         double lane = (double)costs->query + (double)costs->table * index->l +
                       (double)costs->hit * hits + (double)costs->word * index->tokens / 64.0 +
-                      row * found;
-        predicted.sampled_ns = lanes * lane;
+                      chosen * share * count;
+        double distinct = (1.0 - power(1.0 - share, lanes)) * count;
+        predicted.sampled_ns = lanes * lane + (double)costs->missed_byte * row_bytes * distinct;
     }
     if (costs_out != NULL) {
         *costs_out = predicted;

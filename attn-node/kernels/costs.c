@@ -1,41 +1,47 @@
 /*
- * The costs that plans are made by (kernels.h), one set an instruction set. Fitted to attend_bench
- * on an AMD EPYC Zen 4 guest (2 threads, both busy, d = 64 and 128, bf16, 1,024 to 98,304 tokens).
- * Other machines differ less in these ratios than choices near the break-even matter.
+ * The costs that plans are made by (kernels.h), one set an instruction set, fitted to attend_bench
+ * --estimator auto --threads 1 --kv-heads 1 --cold-mib 64 on an AMD EPYC Zen 4 guest: least times,
+ * 1,024 to 65,472 bf16 tokens, d = 64 to 256, 1 to 64 lanes, lsh from (5,40,2) to (10,150,2). With
+ * AVX-512 at d = 128 exact takes 32 ns a row for 1 lane, 46 for 4, 116 for 16; lsh takes 9 us a
+ * lane for 150 tables and 66 ns a row found. Near the break-even the model is up to 1.3x too dear
+ * for lsh.
  */
 #include "attn-node/kernels/tables.h"
 
 const struct an_costs an_costs_scalar = {
-    .row_byte = 0.1f,
+    .row_byte = 0.04f,
     .row_value = 2.0f,
-    .query = 200.0f,
-    .table = 20.0f,
-    .hit = 2.5f,
+    .query = 1000.0f,
+    .table = 60.0f,
+    .hit = 2.0f,
     .word = 1.5f,
-    .gather_row = 10.0f,
-    .gather_byte = 0.7f,
+    .chosen = 50.0f,
+    .chosen_byte = 0.7f,
+    .missed_byte = 0.08f,
 };
 
 const struct an_costs an_costs_avx2 = {
-    .row_byte = 0.1f,
+    .row_byte = 0.04f,
     .row_value = 0.1f,
-    .query = 200.0f,
-    .table = 20.0f,
-    .hit = 2.5f,
+    .query = 1000.0f,
+    .table = 60.0f,
+    .hit = 2.0f,
     .word = 1.5f,
-    .gather_row = 10.0f,
-    .gather_byte = 0.1f,
+    .chosen = 10.0f,
+    .chosen_byte = 0.05f,
+    .missed_byte = 0.08f,
 };
 
 const struct an_costs an_costs_avx512 = {
-    .row_byte = 0.1f,
-    .row_value = 0.04f,
-    .query = 200.0f,
-    .table = 20.0f,
-    .hit = 2.5f,
+    .row_byte = 0.041f,
+    .row_value = 0.048f,
+    .query = 1000.0f,
+    .table = 60.0f,
+    .hit = 2.0f,
     .word = 1.5f,
-    .gather_row = 10.0f,
-    .gather_byte = 0.1f,
+    .chosen = 10.0f,
+    .chosen_byte = 0.03f,
+    .missed_byte = 0.08f,
 };
 
 double an_exact_cost(const struct an_costs *costs, const struct an_rows *rows, uint32_t count,
@@ -43,5 +49,5 @@ double an_exact_cost(const struct an_costs *costs, const struct an_rows *rows, u
 {
     double reading = (double)costs->row_byte * (double)rows->row_bytes;
     double computing = (double)costs->row_value * (double)rows->dim * (double)lanes;
-    return count * (reading > computing ? reading : computing);
+    return count * (reading + computing);
 }

@@ -38,15 +38,15 @@ struct an_accumulator {
  * and written down (costs.c), never timed by a running node, because what is planned by them must
  * come out the same every time (law 8). Only their ratios decide. */
 struct an_costs {
-    float row_byte; /* exact: a byte of a row, once for all lanes */
-    float
-        row_value; /* exact: one dimension of one row for one lane, K and V; hides behind reading */
-    float query;   /* lsh: a lane, whatever it finds */
-    float table;   /* lsh: finding the query's bucket in one table */
-    float hit;     /* lsh: one id of a bucket */
-    float word;    /* lsh: clearing and scanning 64 rows of the bitmaps */
-    float gather_row;  /* lsh: a chosen row, its log u */
-    float gather_byte; /* lsh: a byte of a chosen row, K and V */
+    float row_byte;    /* exact: a byte of a row, once for all lanes */
+    float row_value;   /* exact: one dimension of one row for one lane, K and V */
+    float query;       /* lsh: a lane, whatever it finds */
+    float table;       /* lsh: finding the query's bucket in one table */
+    float hit;         /* lsh: one id of a bucket */
+    float word;        /* lsh: clearing and scanning 64 rows of the bitmaps */
+    float chosen;      /* lsh: a row that a lane attends, its log u */
+    float chosen_byte; /* lsh: a byte of it, K and V */
+    float missed_byte; /* lsh: a byte of a row that some lane attends, fetched once */
 };
 
 struct an_kernels {
