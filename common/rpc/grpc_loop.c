@@ -6,6 +6,7 @@
  * call of a lame channel, which completes at once. The flag is set before `blocked` is read, and
  * `blocked` is set before the flag is read: one of the two sides sees the other.
  */
+#include <sched.h>
 #include <string.h>
 
 #include "common/base/assert.h"
@@ -141,12 +142,15 @@ static grpc_event take(struct pp_grpc *grpc, uint64_t until_us, bool at_once)
     return event;
 }
 
-static bool may_spin(struct pp_grpc *grpc, uint64_t now_us)
+/* A turn of spinning found nothing: whoever waits for this core may have it, and be it the thread
+ * that the next event comes from. */
+static void spin_in_vain(struct pp_grpc *grpc)
 {
-    if (pp_spin_due(&grpc->spin, now_us)) {
-        pp_spin_check(&grpc->spin, now_us, pp_spin_switches());
+    if (pp_spin_yields(&grpc->spin)) {
+        uint64_t begin_us = pp_clock_now_us(&grpc->base.clock);
+        sched_yield();
+        pp_spin_yielded(&grpc->spin, begin_us, pp_clock_now_us(&grpc->base.clock));
     }
-    return pp_spin_wanted(&grpc->spin, now_us);
 }
 
 size_t pp_grpc_poll(struct pp_transport *transport, uint64_t until_us)
@@ -163,13 +167,16 @@ size_t pp_grpc_poll(struct pp_transport *transport, uint64_t until_us)
         pp_grpc_receives_arm(grpc);
         uint64_t now_us = pp_clock_now_us(&grpc->base.clock);
         last_turn = atomic_exchange(&grpc->wake_asked, false) || now_us >= until_us;
-        bool at_once = last_turn || grpc->half_closes != NULL || may_spin(grpc, now_us);
+        bool at_once =
+            last_turn || grpc->half_closes != NULL || pp_spin_wanted(&grpc->spin, now_us);
         grpc_event event = take(grpc, until_us, at_once);
         if (event.type == GRPC_OP_COMPLETE) {
             pp_spin_event(&grpc->spin, at_once ? now_us : pp_clock_now_us(&grpc->base.clock));
             dispatch(grpc, &event);
         } else if (grpc->half_closes != NULL) {
             pp_grpc_half_closes_deliver(grpc);
+        } else if (at_once && !last_turn) {
+            spin_in_vain(grpc);
         }
     }
     return grpc->delivered - before;

@@ -1,13 +1,11 @@
 /*
- * Spinning policy: pure arithmetic on times and counts, and the two questions to the system that
- * feed it. On the walk it is what keeps a round trip short without starving the computing threads.
+ * Spinning policy: pure arithmetic on times and counts, and the question to the system that feeds
+ * it. On the walk it is what keeps a round trip short without starving the computing threads.
  */
 #include "common/rpc/spin.h"
 
 #include <sched.h>
 #include <stdio.h>
-#include <string.h>
-#include <sys/resource.h>
 
 void pp_spin_init(struct pp_spin *spin, uint64_t spin_us, bool always, double cores)
 {
@@ -22,22 +20,24 @@ void pp_spin_event(struct pp_spin *spin, uint64_t now_us)
     spin->last_event_us = now_us;
 }
 
-bool pp_spin_due(const struct pp_spin *spin, uint64_t now_us)
+bool pp_spin_yields(struct pp_spin *spin)
 {
-    return !spin->always && spin->spin_us != 0 &&
-           now_us - spin->window_begin_us >= PP_SPIN_WINDOW_US;
+    return ++spin->turns % PP_SPIN_YIELD_TURNS == 0;
 }
 
-void pp_spin_check(struct pp_spin *spin, uint64_t now_us, uint64_t switches)
+void pp_spin_yielded(struct pp_spin *spin, uint64_t begin_us, uint64_t end_us)
 {
-    uint64_t length_us = now_us - spin->window_begin_us;
-    uint64_t count = switches - spin->window_switches;
-    /* A window that blocked for long says nothing about spinning. */
-    if (length_us < 4u * PP_SPIN_WINDOW_US && count > PP_SPIN_SWITCHES_MAX) {
-        spin->rest_until_us = now_us + PP_SPIN_REST_US;
+    if (spin->always || end_us - begin_us < PP_SPIN_AWAY_US) {
+        return;
     }
-    spin->window_begin_us = now_us;
-    spin->window_switches = switches;
+    if (begin_us - spin->window_begin_us >= PP_SPIN_WINDOW_US) {
+        spin->window_begin_us = begin_us;
+        spin->away_count = 0;
+    }
+    if (++spin->away_count > PP_SPIN_AWAY_MAX) {
+        spin->rest_until_us = end_us + PP_SPIN_REST_US;
+        spin->away_count = 0;
+    }
 }
 
 bool pp_spin_wanted(const struct pp_spin *spin, uint64_t now_us)
@@ -67,12 +67,4 @@ double pp_spin_cores(void)
     double quota = quota_cores("/sys/fs/cgroup/cpu.max");
     cores = quota < cores ? quota : cores;
     return cores < 0.01 ? 0.01 : cores;
-}
-
-uint64_t pp_spin_switches(void)
-{
-    struct rusage usage;
-    memset(&usage, 0, sizeof(usage));
-    getrusage(RUSAGE_THREAD, &usage);
-    return (uint64_t)usage.ru_nivcsw;
 }
