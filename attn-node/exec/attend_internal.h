@@ -22,6 +22,8 @@
 #define AN_PIECE_LANES_MAX 16384u
 #define AN_PIECE_FLOATS    (1024u << 10) /* o, and for samples error sums, of a wave */
 #define AN_BLOCK_TOKENS    1024u
+/* Rows of fewer bytes than these (some 14 us on one core) are attended by the exec thread alone. */
+#define AN_ALONE_BYTES (128u << 10)
 /* Words of the bitmaps of a wave's sampled pieces: at least 256 pieces of the longest segment. */
 #define AN_SEGMENT_WORDS ((PP_SEGMENT_TOKENS_MAX + 63u) / 64u)
 #define AN_BITMAP_WORDS  (256u * AN_SEGMENT_WORDS)

@@ -149,8 +149,15 @@ static void merge_unit(void *context, uint64_t index, uint32_t thread)
     }
 }
 
+/* The team only where its start costs less than what it saves. */
+static uint32_t threads_for(const struct an_attend *attend, uint64_t bytes)
+{
+    return bytes < AN_ALONE_BYTES ? 1 : attend->threads;
+}
+
 static void run_wave(struct an_attend *attend)
 {
+    uint64_t bytes = 0;
     for (uint32_t i = 0; i < attend->unit_count; i++) {
         attend->units[i].piece_begin = 0;
         attend->units[i].piece_end = 0;
@@ -161,9 +168,12 @@ static void run_wave(struct an_attend *attend)
             unit->piece_begin = i;
         }
         unit->piece_end = i + 1;
+        const struct an_piece *piece = &attend->pieces[i];
+        bytes += (piece->end - piece->begin) * piece->rows.row_bytes;
     }
-    pp_team_for(attend->threads, attend->piece_count, run_piece, attend);
-    pp_team_for(attend->threads, attend->unit_count, merge_unit, attend);
+    uint64_t merge_bytes = attend->piece_floats_used * sizeof(float);
+    pp_team_for(threads_for(attend, bytes), attend->piece_count, run_piece, attend);
+    pp_team_for(threads_for(attend, merge_bytes), attend->unit_count, merge_unit, attend);
     const struct an_piece *last = &attend->pieces[attend->piece_count - 1];
     if (last->kind == AN_PIECE_SAMPLED) {
         memcpy(attend->carried, last->rows_read, last->bitmap_words * sizeof(uint64_t));
