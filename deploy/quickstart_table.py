@@ -26,7 +26,9 @@ def main():
     row("prompt", f"{run['prompt_tokens']:,}", "tokens")
     for node, tokens in sorted(held.items()):
         row(f"held by {node}", f"{tokens:,}", "tokens")
-    row("share of held keys read", f"{100 * run['rows_share']:.1f} %", run["estimator"])
+    row("share of held keys read", f"{100 * run['rows_share_q_head']:.1f} %",
+        f"{run['estimator']}, a query head")
+    row("  distinct, a kv head", f"{100 * run['rows_share']:.1f} %", "what its group reads together")
     row("reading the prompt", f"{run['prefill_s']:.1f} s", f"{run['prefill_tokens_per_s']:.0f} tokens/s")
     row("a token of the answer", f"{run['ms_per_token']:.1f} ms", "of it:")
     row("  device", f"{run['device_ms']:.1f} ms", "this worker's computing")

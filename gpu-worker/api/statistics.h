@@ -10,7 +10,8 @@
 
 #include "gpu-worker/api/worker.h"
 
-/* ms_per_token, device_ms, node_ms, network_ms, wait_ms, rows_share, keys_*, estimator_used. */
+/* ms_per_token, device_ms, node_ms, network_ms, wait_ms, rows_share (distinct, a kv head),
+ * rows_share_q_head, keys_*, estimator_used. */
 void gw_statistics_steps(json_t *object, const struct gw_step_stats *steps);
 /* tokens_held: {node: tokens}, tokens_left. */
 void gw_statistics_held(json_t *object, const struct gw_worker *worker,

@@ -134,6 +134,8 @@ struct gw_step_stats {
     uint64_t attends_estimated; /* of those, where the asked estimator was used */
     uint64_t keys_read;         /* rows a kv head, summed over kv heads */
     uint64_t keys_held;         /* the same, held by the nodes */
+    uint64_t keys_read_q;       /* rows a q head, summed over q heads */
+    uint64_t keys_held_q;       /* the same, held by the nodes */
     uint64_t keys_local;        /* the same, attended here */
     /* With compare_exact: |o' - o| / |o| of the nodes' merged answer against the exact one over the
      * same held tokens, summed over layers and q heads where the asked estimator was used. */

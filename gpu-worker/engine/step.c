@@ -23,6 +23,8 @@ void gw_step_stats_add(struct gw_step_stats *sum, const struct gw_step_stats *st
     sum->attends_estimated += step->attends_estimated;
     sum->keys_read += step->keys_read;
     sum->keys_held += step->keys_held;
+    sum->keys_read_q += step->keys_read_q;
+    sum->keys_held_q += step->keys_held_q;
     sum->keys_local += step->keys_local;
     sum->error_sum += step->error_sum;
     sum->errors += step->errors;
@@ -98,6 +100,8 @@ static enum pp_status step_answer(struct gw_sequence *sequence, uint32_t layer, 
     stats->network_us += answer.network_us;
     stats->keys_read += answer.keys_read;
     stats->keys_held += answer.keys_held;
+    stats->keys_read_q += answer.keys_read_q;
+    stats->keys_held_q += answer.keys_held_q;
     if (sequence->exact_o != NULL && answer.estimator_used) {
         PP_TRY(step_compare(sequence, layer, held, stats));
     }

@@ -130,6 +130,7 @@ static void take_statistics(struct gw_remote_sequence *sequence, struct gw_remot
 {
     uint64_t last_us = sequence->attend_begun_us;
     answer->keys_read = answer->keys_held = answer->node_us = 0;
+    answer->keys_read_q = answer->keys_held_q = 0;
     answer->estimator_used = false;
     for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
         const struct gw_dispatch *dispatch = &sequence->parts[i].dispatch;
@@ -138,6 +139,11 @@ static void take_statistics(struct gw_remote_sequence *sequence, struct gw_remot
         }
         answer->keys_read += dispatch->keys_read;
         answer->keys_held += dispatch->held_tokens * dispatch->kv_heads * dispatch->q_rows;
+        uint64_t heads = (uint64_t)dispatch->q_rows * dispatch->q_heads;
+        for (uint64_t head = 0; head < heads; ++head) {
+            answer->keys_read_q += dispatch->keys_read_head[head];
+        }
+        answer->keys_held_q += dispatch->held_tokens * heads;
         answer->node_us = dispatch->node_us > answer->node_us ? dispatch->node_us : answer->node_us;
         last_us = dispatch->answered_us > last_us ? dispatch->answered_us : last_us;
         answer->estimator_used = answer->estimator_used || dispatch->used == dispatch->asked;

@@ -121,10 +121,11 @@ struct gw_remote_answer {
     float *o;                      /* [q row][q head][dim] f32, caller's memory */
     float *lse;                    /* [q row][q head], -inf where nothing was held */
     float *var, *lse_var;          /* [q row][q head] or NULL */
-    uint64_t keys_read, keys_held; /* rows a kv head, summed over kv heads and q rows */
-    uint64_t node_us;              /* the slowest node's own time */
-    uint64_t network_us;           /* dispatch to last answer, less node_us */
-    bool estimator_used;           /* some part used the asked estimator somewhere */
+    uint64_t keys_read, keys_held; /* distinct rows a kv head, summed over kv heads and q rows */
+    uint64_t keys_read_q, keys_held_q; /* the same a q head, each by itself: the papers' share */
+    uint64_t node_us;                  /* the slowest node's own time */
+    uint64_t network_us;               /* dispatch to last answer, less node_us */
+    bool estimator_used;               /* some part used the asked estimator somewhere */
 };
 PP_MUST_USE enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
                                                   const struct gw_remote_attend *attend);

@@ -188,6 +188,8 @@ enum pp_status gw_remote_attend_wait(struct gw_remote_sequence *sequence,
     }
     answer->keys_held = sequence->asked.held_tokens * 2;
     answer->keys_read = sequence->asked.held_tokens;
+    answer->keys_held_q = sequence->asked.held_tokens * 6;
+    answer->keys_read_q = sequence->asked.held_tokens * 2;
     answer->node_us = 3;
     answer->network_us = 5;
     answer->estimator_used = sequence->asked.layer == 1;

@@ -182,6 +182,8 @@ static void a_step_accounts_for_time_and_keys(void **state)
     assert_int_equal(sum.attends_estimated, 3);
     assert_int_equal(sum.keys_held, 3 * LAYERS * 200);
     assert_int_equal(sum.keys_read, 3 * LAYERS * 100);
+    assert_int_equal(sum.keys_held_q, 3 * LAYERS * 600);
+    assert_int_equal(sum.keys_read_q, 3 * LAYERS * 200);
     assert_int_equal(sum.node_us, 3 * LAYERS * 3);
     assert_int_equal(sum.network_us, 3 * LAYERS * 5);
     assert_int_equal(sum.total_us, sum.device_us + sum.wait_us);
