@@ -135,37 +135,34 @@ static enum pp_status take_outputs(struct an_job *job, struct an_attend_item *it
     return PP_OK;
 }
 
-/* The estimator asked for: the part's, exact, or the part's named again. `used` says it until the
- * attend has run. */
-static enum pp_status choose_estimator(const struct an_part *part, struct an_attend_item *item)
+static bool names(const struct pp_estimator *asked, const struct pp_estimator *estimator)
 {
-    const struct pp_estimator *own = &part->spec.estimator;
-    struct pp_estimator asked = item->estimator;
-    item->forced = asked.kind != PP_ESTIMATOR_NONE;
-    if (asked.kind == PP_ESTIMATOR_NONE) {
-        item->used = own->kind;
-        return PP_OK;
-    }
-    if (asked.kind == PP_EXACT) {
-        item->used = PP_EXACT;
-        return PP_OK;
-    }
-    if (asked.kind != own->kind) {
-        return PP_UNIMPLEMENTED;
-    }
-    bool same = (asked.k == 0 || asked.k == own->k) && (asked.l == 0 || asked.l == own->l) &&
-                (asked.t == 0 || asked.t == own->t);
-    item->used = own->kind;
-    return same ? PP_OK : PP_UNIMPLEMENTED;
+    return asked->kind == estimator->kind && (asked->k == 0 || asked->k == estimator->k) &&
+           (asked->l == 0 || asked->l == estimator->l) &&
+           (asked->t == 0 || asked->t == estimator->t);
 }
 
-static enum pp_status check_signatures(const struct an_part *part,
+/* The estimator asked for: the layer's, exact, or the layer's or the part's named again, which
+ * means the layer's. `used` says it until the attend has run. */
+static enum pp_status choose_estimator(const struct an_part *part, const struct an_layer *layer,
+                                       struct an_attend_item *item)
+{
+    const struct pp_estimator *own = &layer->params->index.estimator;
+    const struct pp_estimator *asked = &item->estimator;
+    item->forced = asked->kind != PP_ESTIMATOR_NONE;
+    item->used = asked->kind == PP_EXACT ? PP_EXACT : own->kind;
+    bool known = !item->forced || asked->kind == PP_EXACT || names(asked, own) ||
+                 names(asked, &part->spec.estimator);
+    return known ? PP_OK : PP_UNIMPLEMENTED;
+}
+
+static enum pp_status check_signatures(const struct an_layer *layer,
                                        const struct an_attend_item *item)
 {
     if (item->signatures == NULL) {
         return PP_OK;
     }
-    const struct pp_estimator *own = &part->spec.estimator;
+    const struct pp_estimator *own = &layer->params->index.estimator;
     uint64_t codes = (uint64_t)item->q_rows * item->q_heads * own->l;
     if (own->kind != PP_LSH || item->signature_bytes != codes * sizeof(uint16_t)) {
         return PP_INVALID_ARGUMENT;
@@ -196,8 +193,8 @@ enum pp_status an_attend_admit(const struct an_part *part, uint32_t layer, enum 
     if (item->q == NULL || item->q_bytes != values * pp_dtype_bytes(q_dtype)) {
         return PP_INVALID_ARGUMENT;
     }
-    PP_TRY(choose_estimator(part, item));
-    PP_TRY(check_signatures(part, item));
+    PP_TRY(choose_estimator(part, &part->layers[layer], item));
+    PP_TRY(check_signatures(&part->layers[layer], item));
     if (item->held_tokens > an_layer_held(&part->layers[layer])) {
         return PP_SHORT_PART;
     }
@@ -235,7 +232,7 @@ static uint32_t add_task(struct an_attend *attend, struct an_attend_item *item,
                          const struct an_part *part, uint32_t layer, uint32_t row_begin)
 {
     uint32_t heads = item->q_heads;
-    uint32_t tables = item->used == PP_LSH ? part->spec.estimator.l : 0;
+    uint32_t tables = item->used == PP_LSH ? part->layers[layer].params->index.estimator.l : 0;
     uint32_t rows = item->q_rows - row_begin;
     uint32_t by_lanes = (AN_LANES_MAX - attend->lane_count) / heads;
     uint32_t by_floats = (AN_LANE_FLOATS - attend->lane_floats) / (heads * item->head_dim);

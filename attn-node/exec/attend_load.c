@@ -36,7 +36,7 @@ static void start_lane(struct an_attend *attend, const struct an_task *task, uin
     state->sum.b1 = task->sampled ? attend->b1 + attend->lane_q[lane] : NULL;
     an_accumulator_clear(&state->sum, task->dim);
     if (task->sampled && task->item->signatures != NULL) {
-        uint64_t bytes = task->part->spec.estimator.l * sizeof(uint16_t);
+        uint64_t bytes = task->layer->params->index.estimator.l * sizeof(uint16_t);
         memcpy(attend->codes + attend->lane_code[lane], task->item->signatures + wire_index * bytes,
                bytes);
     }
@@ -73,7 +73,7 @@ static void hash_unit(void *context, uint64_t index, uint32_t thread)
     }
     for (uint32_t i = 0; i < unit->lane_count; i++) {
         uint32_t lane = unit->lane_begin + i;
-        pp_hash_query(task->part->params->hash, attend->q + attend->lane_q[lane],
+        pp_hash_query(task->layer->params->hash, attend->q + attend->lane_q[lane],
                       attend->codes + attend->lane_code[lane]);
     }
 }

@@ -55,6 +55,8 @@ struct an_open_args {
     uint64_t hash_seed;
     const uint32_t *dense_layers;
     uint32_t dense_layer_count;
+    const struct pp_layer_estimator *layer_estimators; /* in place of `estimator` */
+    uint32_t layer_estimator_count;
     uint64_t reserve_bytes;
     uint64_t generation;
     /* out */

@@ -26,6 +26,14 @@ static void open_spec(const struct an_open_args *args, struct an_part_spec *spec
     *spec_out = spec;
 }
 
+static struct an_part_layers open_layers(const struct an_open_args *args)
+{
+    return (struct an_part_layers){.dense = args->dense_layers,
+                                   .dense_count = args->dense_layer_count,
+                                   .estimators = args->layer_estimators,
+                                   .estimator_count = args->layer_estimator_count};
+}
+
 static void open_answer(const struct an_part *part, bool existed, struct an_open_args *args)
 {
     args->handle = part->handle;
@@ -41,8 +49,8 @@ static enum pp_status open_new(struct an_exec *exec, struct an_job *job,
 {
     struct an_open_args *args = &job->open;
     struct an_part *part;
-    enum pp_status status = an_part_new(&exec->store, spec, args->dense_layers,
-                                        args->dense_layer_count, args->reserve_bytes, &part);
+    struct an_part_layers layers = open_layers(args);
+    enum pp_status status = an_part_new(&exec->store, spec, &layers, args->reserve_bytes, &part);
     if (status != PP_OK) {
         an_job_explain(job, "%llu bytes asked, %llu of %llu in use",
                        (unsigned long long)args->reserve_bytes,
@@ -51,7 +59,9 @@ static enum pp_status open_new(struct an_exec *exec, struct an_job *job,
         return status;
     }
     part->generation = args->generation;
-    status = an_attend_prepare(exec->attend, part->params);
+    for (uint32_t i = 0; i < spec->shape.layers && status == PP_OK; i++) {
+        status = an_attend_prepare(exec->attend, part->layers[i].params);
+    }
     if (status == PP_OK) {
         status = an_table_add(&exec->table, part, pp_clock_now_us(&exec->config.clock));
     }
@@ -69,10 +79,11 @@ enum pp_status an_exec_open(struct an_exec *exec, struct an_job *job)
     struct an_open_args *args = &job->open;
     struct an_part_spec spec;
     open_spec(args, &spec);
-    PP_TRY(an_part_check(&spec, args->dense_layers, args->dense_layer_count));
+    struct an_part_layers layers = open_layers(args);
+    PP_TRY(an_part_check(&spec, &layers));
     struct an_part *part = an_table_find_id(&exec->table, args->part_id);
     if (part != NULL) {
-        PP_TRY(an_part_matches(part, &spec, args->dense_layers, args->dense_layer_count));
+        PP_TRY(an_part_matches(part, &spec, &layers));
         PP_TRY(
             an_table_find(&exec->table, part->handle, pp_clock_now_us(&exec->config.clock), &part));
         open_answer(part, true, args);
@@ -132,7 +143,7 @@ enum pp_status an_exec_append(struct an_exec *exec, struct an_job *job)
     struct an_layer *layer = &part->layers[args->layer];
     struct an_append append = append_of(args);
     const char *why = NULL;
-    enum pp_status status = an_append_check(part->params, &append, &why);
+    enum pp_status status = an_append_check(layer->params, &append, &why);
     if (status != PP_OK) {
         an_job_explain(job, "%s", why != NULL ? why : "");
         return status;

@@ -22,13 +22,13 @@ const struct an_costs an_costs_scalar = {
 
 const struct an_costs an_costs_avx2 = {
     .row_byte = 0.04f,
-    .row_value = 0.1f,
+    .row_value = 0.12f,
     .query = 1000.0f,
     .table = 60.0f,
     .hit = 2.0f,
     .word = 1.5f,
     .chosen = 10.0f,
-    .chosen_byte = 0.05f,
+    .chosen_byte = 0.06f,
     .missed_byte = 0.08f,
 };
 

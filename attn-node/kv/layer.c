@@ -13,6 +13,7 @@ void an_layer_init(struct an_layer *layer, struct an_params *params, bool dense)
 {
     memset(layer, 0, sizeof(*layer));
     layer->params = params;
+    an_params_acquire(params);
     layer->dense = dense;
 }
 
@@ -36,6 +37,7 @@ void an_layer_deinit(struct an_layer *layer)
     pp_limit_release(layer->params->store->limit, PP_MEMORY_KV,
                      layer->view_capacity * sizeof(struct an_view));
     free(layer->views);
+    an_params_release(layer->params);
     memset(layer, 0, sizeof(*layer));
 }
 

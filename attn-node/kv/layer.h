@@ -27,7 +27,7 @@ struct an_staging {
 };
 
 struct an_layer {
-    struct an_params *params; /* the part's; not owned here */
+    struct an_params *params; /* a reference */
     bool dense;               /* never indexed */
     struct an_view *views;
     uint32_t view_count, view_capacity;

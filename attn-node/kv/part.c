@@ -10,8 +10,7 @@
 #include "attn-node/kv/truncate.h"
 #include "common/base/assert.h"
 
-enum pp_status an_part_check(struct an_part_spec *spec, const uint32_t *dense_layers,
-                             uint32_t dense_layer_count)
+enum pp_status an_part_check(struct an_part_spec *spec, const struct an_part_layers *layers)
 {
     PP_TRY(pp_shape_check(&spec->shape));
     if (spec->kv_head_count == 0 || spec->kv_head_begin >= spec->shape.kv_heads ||
@@ -19,18 +18,40 @@ enum pp_status an_part_check(struct an_part_spec *spec, const uint32_t *dense_la
         return PP_BAD_SHAPE;
     }
     if (spec->fingerprint_bytes > PP_FINGERPRINT_BYTES ||
-        spec->token_begin > PP_TOKENS_PER_PART_MAX || dense_layer_count > spec->shape.layers) {
+        spec->token_begin > PP_TOKENS_PER_PART_MAX || layers->dense_count > spec->shape.layers) {
         return PP_INVALID_ARGUMENT;
     }
-    for (uint32_t i = 0; i < dense_layer_count; i++) {
-        if (dense_layers[i] >= spec->shape.layers) {
+    for (uint32_t i = 0; i < layers->dense_count; i++) {
+        if (layers->dense[i] >= spec->shape.layers) {
             return PP_INVALID_ARGUMENT;
         }
+    }
+    for (uint32_t i = 0; i < layers->estimator_count; i++) {
+        struct pp_estimator estimator = layers->estimators[i].estimator;
+        if (layers->estimators[i].layer >= spec->shape.layers) {
+            return PP_INVALID_ARGUMENT;
+        }
+        PP_TRY(pp_estimator_resolve(&estimator));
     }
     return pp_estimator_resolve(&spec->estimator);
 }
 
-/* A part of `spec` with empty layers; takes a reference to params. */
+/* The estimator of a layer of a part that was checked. */
+static struct pp_estimator estimator_of(const struct an_part_spec *spec,
+                                        const struct an_part_layers *layers, uint32_t layer)
+{
+    struct pp_estimator estimator = spec->estimator;
+    for (uint32_t i = 0; i < layers->estimator_count; i++) {
+        if (layers->estimators[i].layer == layer) {
+            estimator = layers->estimators[i].estimator;
+        }
+    }
+    enum pp_status resolved = pp_estimator_resolve(&estimator);
+    PP_ASSERT(resolved == PP_OK);
+    return estimator;
+}
+
+/* A part of `spec` whose layers are to be initialised; takes a reference to params. */
 static enum pp_status part_make(const struct an_part_spec *spec, struct an_params *params,
                                 struct an_part **part_out)
 {
@@ -48,16 +69,39 @@ static enum pp_status part_make(const struct an_part_spec *spec, struct an_param
     part->layers = (struct an_layer *)(part + 1);
     part->params = params;
     an_params_acquire(params);
-    for (uint32_t i = 0; i < spec->shape.layers; i++) {
-        an_layer_init(&part->layers[i], params, false);
-    }
     *part_out = part;
     return PP_OK;
 }
 
+/* Empty layers; those of one estimator share its params. */
+static enum pp_status part_layers_init(struct an_part *part, const struct an_part_layers *layers)
+{
+    const struct an_part_spec *spec = &part->spec;
+    for (uint32_t i = 0; i < spec->shape.layers; i++) {
+        struct pp_estimator estimator = estimator_of(spec, layers, i);
+        struct an_params *params = part->params;
+        for (uint32_t j = i; j > 0 && !pp_estimator_same(&params->index.estimator, &estimator);
+             j--) {
+            params = part->layers[j - 1].params;
+        }
+        if (pp_estimator_same(&params->index.estimator, &estimator)) {
+            an_layer_init(&part->layers[i], params, false);
+            continue;
+        }
+        PP_TRY(an_params_new(params->store, &estimator, spec->hash_seed, spec->kv_head_count,
+                             spec->shape.head_dim, spec->shape.kv_dtype, &params));
+        an_layer_init(&part->layers[i], params, false);
+        an_params_release(params);
+    }
+    for (uint32_t i = 0; i < layers->dense_count; i++) {
+        part->layers[layers->dense[i]].dense = true;
+    }
+    return PP_OK;
+}
+
 enum pp_status an_part_new(struct an_store *store, const struct an_part_spec *spec,
-                           const uint32_t *dense_layers, uint32_t dense_layer_count,
-                           uint64_t reserve_bytes, struct an_part **part_out)
+                           const struct an_part_layers *layers, uint64_t reserve_bytes,
+                           struct an_part **part_out)
 {
     PP_TRY(pp_limit_reserve(store->limit, PP_MEMORY_KV, reserve_bytes));
     struct an_params *params;
@@ -73,10 +117,12 @@ enum pp_status an_part_new(struct an_store *store, const struct an_part_spec *sp
     if (status != PP_OK) {
         goto err_reserve;
     }
-    part->reserved_bytes = reserve_bytes;
-    for (uint32_t i = 0; i < dense_layer_count; i++) {
-        part->layers[dense_layers[i]].dense = true;
+    status = part_layers_init(part, layers);
+    if (status != PP_OK) {
+        an_part_destroy(part);
+        goto err_reserve;
     }
+    part->reserved_bytes = reserve_bytes;
     *part_out = part;
     return PP_OK;
 err_reserve:
@@ -104,7 +150,7 @@ enum pp_status an_part_fork(const struct an_part *from, const uint8_t *sequence_
     part->fork_held_tokens = held_tokens;
     part->fork_generation = generation;
     for (uint32_t i = 0; i < spec.shape.layers; i++) {
-        part->layers[i].dense = from->layers[i].dense;
+        an_layer_init(&part->layers[i], from->layers[i].params, from->layers[i].dense);
         enum pp_status status = an_fork_layer(&from->layers[i], held_tokens, &part->layers[i]);
         if (status != PP_OK) {
             an_part_destroy(part);
@@ -161,18 +207,22 @@ static bool dense_equal(const struct an_part *part, const uint32_t *dense_layers
 }
 
 enum pp_status an_part_matches(const struct an_part *part, const struct an_part_spec *spec,
-                               const uint32_t *dense_layers, uint32_t dense_layer_count)
+                               const struct an_part_layers *layers)
 {
     const struct an_part_spec *own = &part->spec;
     if (!model_equal(own, spec)) {
         return PP_MODEL_MISMATCH;
     }
-    bool same =
-        memcmp(own->sequence_id, spec->sequence_id, PP_ID_BYTES) == 0 &&
-        own->kv_head_begin == spec->kv_head_begin && own->kv_head_count == spec->kv_head_count &&
-        own->token_begin == spec->token_begin && own->estimator.kind == spec->estimator.kind &&
-        own->estimator.k == spec->estimator.k && own->estimator.l == spec->estimator.l &&
-        own->estimator.t == spec->estimator.t && dense_equal(part, dense_layers, dense_layer_count);
+    bool same = memcmp(own->sequence_id, spec->sequence_id, PP_ID_BYTES) == 0 &&
+                own->kv_head_begin == spec->kv_head_begin &&
+                own->kv_head_count == spec->kv_head_count &&
+                own->token_begin == spec->token_begin &&
+                pp_estimator_same(&own->estimator, &spec->estimator) &&
+                dense_equal(part, layers->dense, layers->dense_count);
+    for (uint32_t i = 0; i < own->shape.layers && same; i++) {
+        struct pp_estimator said = estimator_of(spec, layers, i);
+        same = pp_estimator_same(&part->layers[i].params->index.estimator, &said);
+    }
     return same ? PP_OK : PP_PART_EXISTS;
 }
 
@@ -238,6 +288,11 @@ uint64_t an_part_bytes(const struct an_part *part)
     uint64_t bytes = part->own_charge + part->reserved_bytes + params->charged_bytes;
     for (uint32_t i = 0; i < part->spec.shape.layers; i++) {
         const struct an_layer *layer = &part->layers[i];
+        bool counted = layer->params == params;
+        for (uint32_t j = 0; j < i && !counted; j++) {
+            counted = part->layers[j].params == layer->params;
+        }
+        bytes += counted ? 0 : layer->params->charged_bytes;
         bytes += layer->tail_index_charge + layer->staging.codes_bytes +
                  layer->staging.centre_bytes + layer->view_capacity * sizeof(struct an_view);
         const struct an_extent *last = NULL;

@@ -26,14 +26,23 @@ struct an_part_spec {
     uint64_t hash_seed;
 };
 
+/* What an open says of single layers: those that are attended exactly, and other estimators (of
+ * several for one layer the last counts). */
+struct an_part_layers {
+    const uint32_t *dense;
+    uint32_t dense_count;
+    const struct pp_layer_estimator *estimators;
+    uint32_t estimator_count;
+};
+
 struct an_part {
     struct an_part_spec spec;
     uint64_t handle;
     uint64_t generation;
-    struct an_params *params;
-    struct an_layer *layers; /* [spec.shape.layers] */
-    uint64_t longest;        /* held tokens of the longest layer, as counted by the owner */
-    uint64_t reserved_bytes; /* kept free for the part's rows; shrinks as they are charged */
+    struct an_params *params; /* of layers without an estimator of their own */
+    struct an_layer *layers;  /* [spec.shape.layers] */
+    uint64_t longest;         /* held tokens of the longest layer, as counted by the owner */
+    uint64_t reserved_bytes;  /* kept free for the part's rows; shrinks as they are charged */
     uint64_t own_charge;
     bool forked; /* by this fork, for asking again */
     uint64_t fork_source, fork_held_tokens, fork_generation;
@@ -45,16 +54,16 @@ struct an_part {
     struct an_part *next_by_handle, *next_by_id;
 };
 
-/* Checks what a peer said: shape, kv heads in range, dense layers below layers, estimator (resolved
- * in place). PP_BAD_SHAPE, PP_BAD_DTYPE, PP_INVALID_ARGUMENT, PP_UNIMPLEMENTED. */
-PP_MUST_USE enum pp_status an_part_check(struct an_part_spec *spec, const uint32_t *dense_layers,
-                                         uint32_t dense_layer_count);
+/* Checks what a peer said: shape, kv heads in range, named layers below layers, estimators (the
+ * spec's resolved in place). PP_BAD_SHAPE, PP_BAD_DTYPE, PP_INVALID_ARGUMENT, PP_UNIMPLEMENTED. */
+PP_MUST_USE enum pp_status an_part_check(struct an_part_spec *spec,
+                                         const struct an_part_layers *layers);
 
 /* A new, empty part of a checked spec. reserve_bytes are taken from the limit and kept for what its
  * rows will be charged. PP_MEMORY: also when they do not fit. */
 PP_MUST_USE enum pp_status an_part_new(struct an_store *store, const struct an_part_spec *spec,
-                                       const uint32_t *dense_layers, uint32_t dense_layer_count,
-                                       uint64_t reserve_bytes, struct an_part **part_out);
+                                       const struct an_part_layers *layers, uint64_t reserve_bytes,
+                                       struct an_part **part_out);
 
 /* A part that shares the first held_tokens of every layer of `from`, under other ids. PP_SHORT_PART
  * when a layer is shorter, PP_MEMORY. */
@@ -67,8 +76,7 @@ void an_part_destroy(struct an_part *part);
  * seed), PP_PART_EXISTS (anything else). */
 PP_MUST_USE enum pp_status an_part_matches(const struct an_part *part,
                                            const struct an_part_spec *spec,
-                                           const uint32_t *dense_layers,
-                                           uint32_t dense_layer_count);
+                                           const struct an_part_layers *layers);
 
 /* Cuts every layer to held_tokens under the generation rule: from `expected` to new_generation,
  * which must be higher; asked again after it was done: PP_OK and nothing happens.

@@ -161,6 +161,31 @@ static enum pp_status decode_open_ranges(const Pigpen__V1__OpenPartRequest *requ
     return PP_OK;
 }
 
+static enum pp_status decode_layer_estimators(const Pigpen__V1__OpenPartRequest *request,
+                                              struct pp_codec_arena *arena, struct an_job *job)
+{
+    struct an_open_args *args = &job->open;
+    struct pp_layer_estimator *estimators = NULL;
+    if (request->n_layer_estimators > AN_DENSE_MAX) {
+        return an_decode_refuse(job, PP_INVALID_ARGUMENT, "%zu estimators of single layers",
+                                request->n_layer_estimators);
+    }
+    PP_TRY(an_decode_take(arena, request->n_layer_estimators, sizeof(*estimators), &estimators));
+    for (size_t index = 0; index < request->n_layer_estimators; ++index) {
+        const Pigpen__V1__LayerEstimator *said = request->layer_estimators[index];
+        estimators[index].layer = said->layer;
+        enum pp_status status = an_decode_estimator(said->estimator, &estimators[index].estimator);
+        bool named = estimators[index].estimator.kind != PP_ESTIMATOR_NONE;
+        if (status != PP_OK || !named || said->layer >= args->shape.layers) {
+            return an_decode_refuse(job, status != PP_OK ? status : PP_INVALID_ARGUMENT,
+                                    "estimator of layer %u of %u", said->layer, args->shape.layers);
+        }
+    }
+    args->layer_estimators = estimators;
+    args->layer_estimator_count = (uint32_t)request->n_layer_estimators;
+    return PP_OK;
+}
+
 enum pp_status an_decode_open(const Pigpen__V1__OpenPartRequest *request, uint64_t incarnation,
                               struct pp_codec_arena *arena, struct an_job *job)
 {
@@ -181,6 +206,7 @@ enum pp_status an_decode_open(const Pigpen__V1__OpenPartRequest *request, uint64
     if (args->estimator.kind == PP_ESTIMATOR_NONE) {
         args->estimator.kind = PP_EXACT;
     }
+    PP_TRY(decode_layer_estimators(request, arena, job));
     args->token_begin = request->token_begin;
     args->hash_seed = request->hash_seed;
     args->reserve_bytes = request->reserve_bytes;

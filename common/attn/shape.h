@@ -26,6 +26,17 @@ struct pp_estimator {
     uint32_t k, l, t;
 };
 
+/* An estimator for one layer in place of the sequence's. */
+struct pp_layer_estimator {
+    uint32_t layer;
+    struct pp_estimator estimator;
+};
+
+static inline bool pp_estimator_same(const struct pp_estimator *a, const struct pp_estimator *b)
+{
+    return a->kind == b->kind && a->k == b->k && a->l == b->l && a->t == b->t;
+}
+
 struct pp_shape {
     uint32_t layers;
     uint32_t q_heads;

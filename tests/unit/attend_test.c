@@ -276,6 +276,90 @@ static void a_node_reads_exactly_where_that_is_cheaper_unless_the_estimator_is_n
     fixture_stop(&fixture);
 }
 
+/* Layers of one part under estimators of their own: each answers near exact, reads about the share
+ * that its parameters stand for, and its signatures have its own length. */
+static void layers_sample_by_estimators_of_their_own(void **state)
+{
+    (void)state;
+    enum { HELD = 8192 };
+    static const struct pp_layer_estimator own[] = {{0, {.kind = PP_LSH, .k = 8, .l = 98, .t = 3}},
+                                                    {1, {.kind = PP_LSH, .k = 7, .l = 92, .t = 4}},
+                                                    {3, {.kind = PP_LSH, .k = 9, .l = 120, .t = 2}},
+                                                    {4, {.kind = PP_LSH, .k = 8, .l = 75, .t = 2}},
+                                                    {5, {.kind = PP_EXACT}},
+                                                    {6, {.kind = PP_LSH, .k = 8, .l = 75, .t = 2}}};
+    static const uint32_t tables[] = {98, 92, 24, 120, 75, 0, 75};
+    struct fixture fixture = {.now_us = 1};
+    struct an_exec_config config = fixture_config(&fixture);
+    fixture_start(&fixture, &config);
+    struct shape shape = lsh_shape;
+    shape.layers = 7;
+    fixture.job.open = shape_open(&shape, 1);
+    fixture.job.open.layer_estimators = own;
+    fixture.job.open.layer_estimator_count = 6;
+    assert_int_equal(fixture_run(&fixture, AN_JOB_OPEN), PP_OK);
+    uint64_t handle = fixture.job.open.handle;
+    assert_int_equal(fixture_run(&fixture, AN_JOB_OPEN), PP_OK); /* the same, asked again */
+    assert_int_equal(fixture.job.open.handle, handle);
+    float q[4 * 64];
+    make_queries(4, 4 * 64, q);
+    static const uint16_t codes[4 * 120];
+    for (uint32_t layer = 0; layer < 7; layer++) {
+        assert_int_equal(fixture_append(&fixture, handle, 1, &shape, layer, 0, HELD, 8, false),
+                         PP_OK);
+        struct an_attend_item item;
+        assert_int_equal(
+            fixture_attend(&fixture, handle, 1, layer, HELD, 1, q, 4, 64, PP_EXACT, &item), PP_OK);
+        float exact_lse[4];
+        memcpy(exact_lse, item.lse, sizeof(exact_lse));
+        assert_int_equal(
+            fixture_attend(&fixture, handle, 1, layer, HELD, 1, q, 4, 64, PP_LSH, &item), PP_OK);
+        assert_int_equal(item.used, tables[layer] == 0 ? PP_EXACT : PP_LSH);
+        double share = (double)item.rows_read / (double)item.rows_held;
+        print_message("layer %u reads %.4f\n", layer, share);
+        assert_true(tables[layer] == 0 ? share == 1 : share > 0 && share < 0.5);
+        for (int head = 0; head < 4; head++) {
+            double apart = fabs((double)(item.lse[head] - exact_lse[head]));
+            assert_true(apart < 8 * sqrt((double)item.lse_var[head]) + 0.01);
+        }
+        item = (struct an_attend_item){.part = {handle, 1},
+                                       .held_tokens = HELD,
+                                       .q_rows = 1,
+                                       .estimator = {.kind = PP_LSH, .k = 5, .l = 24, .t = 2},
+                                       .q = (const uint8_t *)q,
+                                       .q_bytes = sizeof(q),
+                                       .signatures = (const uint8_t *)codes,
+                                       .signature_bytes = 4ull * tables[layer] * sizeof(codes[0])};
+        fixture.job.attend = (struct an_attend_args){
+            .layer = layer, .q_dtype = PP_F32, .items = &item, .item_count = 1};
+        assert_int_equal(fixture_run(&fixture, AN_JOB_ATTEND), PP_OK);
+        assert_int_equal(item.status, tables[layer] == 0 ? PP_INVALID_ARGUMENT : PP_OK);
+    }
+    fixture.job.open = shape_open(&shape, 1);
+    fixture.job.open.layer_estimators = own;
+    fixture.job.open.layer_estimator_count = 5;
+    assert_int_equal(fixture_run(&fixture, AN_JOB_OPEN), PP_PART_EXISTS);
+    fixture.job.fork = (struct an_fork_args){
+        .part = {handle, 1}, .held_tokens = 5000, .generation = 1, .part_id = {9}};
+    assert_int_equal(fixture_run(&fixture, AN_JOB_FORK), PP_OK);
+    uint64_t fork = fixture.job.fork.handle;
+    struct an_attend_item item;
+    (void)fixture_close(&fixture, handle);
+    assert_int_equal(fixture_attend(&fixture, fork, 1, 3, 5000, 1, q, 4, 64, PP_LSH, &item), PP_OK);
+    assert_true(item.used == PP_LSH && item.rows_read < item.rows_held);
+    (void)fixture_close(&fixture, fork);
+    static const struct pp_layer_estimator bad[] = {{7, {.kind = PP_LSH}},
+                                                    {0, {.kind = PP_LSH, .k = 17}}};
+    for (int i = 0; i < 2; i++) {
+        fixture.job.open = shape_open(&shape, 3);
+        fixture.job.open.layer_estimators = &bad[i];
+        fixture.job.open.layer_estimator_count = 1;
+        assert_int_equal(fixture_run(&fixture, AN_JOB_OPEN), PP_INVALID_ARGUMENT);
+    }
+    fixture_expect_empty(&fixture);
+    fixture_stop(&fixture);
+}
+
 static void dense_layers_are_exact_and_take_no_index(void **state)
 {
     (void)state;
@@ -380,6 +464,7 @@ static void signatures_outside_their_buckets_are_refused(void **state)
         sent = (struct an_attend_item){.part = {handle, 1},
                                        .held_tokens = 1024,
                                        .q_rows = 1,
+                                       .estimator = {.kind = PP_LSH},
                                        .q = (const uint8_t *)q,
                                        .q_bytes = sizeof(q),
                                        .signatures = (const uint8_t *)codes,
@@ -593,6 +678,7 @@ int main(void)
         cmocka_unit_test(an_empty_sample_is_answered_exactly_and_says_so),
         cmocka_unit_test(an_empty_sample_of_many_rows_is_answered_by_a_uniform_one),
         cmocka_unit_test(a_node_reads_exactly_where_that_is_cheaper_unless_the_estimator_is_named),
+        cmocka_unit_test(layers_sample_by_estimators_of_their_own),
         cmocka_unit_test(dense_layers_are_exact_and_take_no_index),
         cmocka_unit_test(one_bad_item_never_spoils_the_others),
         cmocka_unit_test(signatures_outside_their_buckets_are_refused),

@@ -216,6 +216,36 @@ static void open_with_dense_layer_past_the_end_is_refused(void **state)
     assert_int_equal(2, job.open.dense_layer_count);
 }
 
+static void open_takes_estimators_of_single_layers_and_refuses_bad_ones(void **state)
+{
+    (void)state;
+    struct open_message open;
+    struct an_job job;
+    Pigpen__V1__Estimator estimator = PIGPEN__V1__ESTIMATOR__INIT;
+    Pigpen__V1__LayerEstimator one = PIGPEN__V1__LAYER_ESTIMATOR__INIT, *list[1] = {&one};
+    make_open(&open);
+    open.request.layer_estimators = list;
+    open.request.n_layer_estimators = 1;
+    estimator.kind = PIGPEN__V1__ESTIMATOR_KIND__ESTIMATOR_KIND_LSH;
+    estimator.k = 8;
+    estimator.l = 98;
+    estimator.t = 3;
+    one.layer = 28;
+    assert_int_equal(PP_INVALID_ARGUMENT, decode_open(&open, &job)); /* names no estimator */
+    one.estimator = &estimator;
+    assert_int_equal(PP_OK, decode_open(&open, &job));
+    assert_int_equal(1, job.open.layer_estimator_count);
+    assert_int_equal(28, job.open.layer_estimators[0].layer);
+    assert_int_equal(PP_LSH, job.open.layer_estimators[0].estimator.kind);
+    assert_int_equal(98, job.open.layer_estimators[0].estimator.l);
+    assert_int_equal(3, job.open.layer_estimators[0].estimator.t);
+    estimator.t = 99; /* of 98 tables */
+    assert_int_equal(PP_INVALID_ARGUMENT, decode_open(&open, &job));
+    estimator.t = 3;
+    one.layer = 30;
+    assert_int_equal(PP_INVALID_ARGUMENT, decode_open(&open, &job));
+}
+
 static void open_for_another_incarnation_is_refused(void **state)
 {
     (void)state;
@@ -291,6 +321,7 @@ int main(void)
         cmocka_unit_test(open_with_ids_of_other_lengths_is_refused),
         cmocka_unit_test(open_without_model_or_fingerprint_is_refused),
         cmocka_unit_test(open_with_estimator_out_of_range_is_refused),
+        cmocka_unit_test(open_takes_estimators_of_single_layers_and_refuses_bad_ones),
         cmocka_unit_test(open_with_dense_layer_past_the_end_is_refused),
         cmocka_unit_test(open_for_another_incarnation_is_refused),
         cmocka_unit_test(read_of_an_impossible_range_is_refused),
