@@ -37,6 +37,8 @@
 struct node {
     struct an_settings settings;
     struct pp_options *options;
+    int argument_count;
+    char **arguments; /* read again at SIGHUP */
     struct pp_clock clock;
     struct pp_stats stats;
     struct pp_tls *tls;
@@ -289,6 +291,30 @@ static bool drained(const struct node *node)
            an_service_state(node->service) == AN_DRAINING;
 }
 
+/* SIGHUP: what can change while the node runs is read again, all of it or nothing. The settings
+ * stay what they were at start otherwise, and so does /config. */
+static void reload(struct node *node)
+{
+    struct an_settings settings;
+    struct pp_options *options = NULL;
+    enum pp_options_outcome outcome;
+    enum pp_status status =
+        an_settings_parse(node->argument_count, node->arguments, &settings, &outcome, &options);
+    if (status == PP_OK && node->tls != NULL) {
+        status = pp_tls_reload(node->tls);
+    }
+    if (status == PP_OK) {
+        pp_log_configure((enum pp_log_level)settings.log_level,
+                         (enum pp_log_format)settings.log_format);
+        PP_LOG_WARNF("main", "reloaded", "log_level=%s tls=%s",
+                     pp_log_level_name((enum pp_log_level)settings.log_level),
+                     node->tls != NULL ? "read again" : "off");
+    } else {
+        PP_LOG_ERRORF("main", "SIGHUP: nothing reloaded", "status=%s", pp_status_name(status));
+    }
+    pp_options_destroy(options);
+}
+
 static void run(struct node *node, const sigset_t *signals)
 {
     bool announced = false;
@@ -300,7 +326,7 @@ static void run(struct node *node, const sigset_t *signals)
             PP_LOG_INFOF("main", "READY", "node=%s", node->host_name);
         }
         if (number == SIGHUP) {
-            PP_LOG_INFOF("main", "SIGHUP ignored", "reason=\"nothing to reload\"");
+            reload(node);
         }
     }
     uint64_t until_us = pp_clock_now_us(&node->clock) + node->settings.drain_timeout_us;
@@ -359,7 +385,9 @@ static void stop(struct node *node)
 
 int main(int argc, char **argv)
 {
-    static struct node node;
+    static struct node node = {0};
+    node.argument_count = argc;
+    node.arguments = argv;
     enum pp_options_outcome outcome;
     if (an_settings_parse(argc, argv, &node.settings, &outcome, &node.options) != PP_OK) {
         return EXIT_USAGE;

@@ -38,6 +38,11 @@ bool pp_log_enabled(enum pp_log_level level)
            level < PP_LOG_OFF;
 }
 
+const char *pp_log_level_name(enum pp_log_level level)
+{
+    return level_names[level];
+}
+
 enum pp_status pp_log_level_parse(const char *text, enum pp_log_level *level_out)
 {
     for (int level = PP_LOG_DEBUG; level <= PP_LOG_OFF; ++level) {

@@ -19,6 +19,7 @@ enum pp_log_format { PP_LOG_TEXT, PP_LOG_JSON };
 void pp_log_configure(enum pp_log_level level, enum pp_log_format format);
 bool pp_log_enabled(enum pp_log_level level);
 
+const char *pp_log_level_name(enum pp_log_level level);
 /* "debug", "info", "warn", "error", "off". PP_INVALID_ARGUMENT for another name. */
 PP_MUST_USE enum pp_status pp_log_level_parse(const char *text, enum pp_log_level *level_out);
 

@@ -114,8 +114,15 @@ struct pp_grpc_accept {
 
 #define PP_GRPC_ACCEPTS 16u
 
+/* The certificates that a server hands out, and which reload of them it has met. */
+struct pp_grpc_server_tls {
+    const struct pp_tls *tls; /* NULL: plain text */
+    uint64_t version;         /* 0: none yet */
+};
+
 struct pp_grpc_server {
     grpc_server *server; /* NULL: none runs */
+    struct pp_grpc_server_tls tls;
     struct pp_method *methods;
     size_t method_count;
     void *context;
@@ -182,7 +189,8 @@ void pp_grpc_args_server(struct pp_grpc_args *args, const struct pp_grpc *grpc);
 
 /* grpc_credentials.c; NULL tls gives plain text. NULL on failure. */
 grpc_channel_credentials *pp_grpc_channel_credentials(const struct pp_tls *tls);
-grpc_server_credentials *pp_grpc_server_credentials(const struct pp_tls *tls);
+/* served outlives the server. */
+grpc_server_credentials *pp_grpc_server_credentials(struct pp_grpc_server_tls *served);
 
 /* grpc_message.c */
 void pp_grpc_messages_init(struct pp_grpc *grpc);

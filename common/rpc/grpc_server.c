@@ -129,7 +129,8 @@ static bool socket_taken(const char *address)
 static enum pp_status listen_on(struct pp_grpc *grpc, const struct pp_server_config *config,
                                 int *port_out)
 {
-    grpc_server_credentials *credentials = pp_grpc_server_credentials(config->tls);
+    grpc->server.tls = (struct pp_grpc_server_tls){.tls = config->tls};
+    grpc_server_credentials *credentials = pp_grpc_server_credentials(&grpc->server.tls);
     if (credentials == NULL) {
         return PP_INVALID_ARGUMENT;
     }

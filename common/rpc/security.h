@@ -1,13 +1,15 @@
 /*
  * Transport security from PEM files: the certificate and key of this side, and the authority that
  * the other side's certificate must come from. The same object serves a server (mutual TLS unless
- * client_auth is off) and a client. Files are read once, at pp_tls_new; the texts never leave this
- * module but into gRPC. Threads: new and destroy on one; borrowed by transports, outlives them.
+ * client_auth is off) and a client. Files are read at pp_tls_new and pp_tls_reload; the texts never
+ * leave this module but into gRPC. Threads: new and destroy on one; reload and the rest on any;
+ * borrowed by transports, outlives them.
  */
 #ifndef PIGPEN_COMMON_RPC_SECURITY_H
 #define PIGPEN_COMMON_RPC_SECURITY_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "common/base/status.h"
 
@@ -28,10 +30,18 @@ struct pp_tls_config {
 PP_MUST_USE enum pp_status pp_tls_new(const struct pp_tls_config *config, struct pp_tls **tls_out);
 void pp_tls_destroy(struct pp_tls *tls);
 
-/* For common/rpc's own use. Texts live as long as tls; absent ones are NULL. */
-const char *pp_tls_cert_pem(const struct pp_tls *tls);
-const char *pp_tls_key_pem(const struct pp_tls *tls);
-const char *pp_tls_ca_pem(const struct pp_tls *tls);
+/* Reads the same files again. A server uses them from the next connection on; connections that
+ * stand go on. The errors of pp_tls_new: then nothing changed. */
+PP_MUST_USE enum pp_status pp_tls_reload(struct pp_tls *tls);
+
+/* For common/rpc's own use. The texts stay as they are until they are given back, on the same
+ * thread; absent ones are NULL. version: 1, and one more a reload. */
+struct pp_tls_texts {
+    const char *cert_pem, *key_pem, *ca_pem;
+    uint64_t version;
+};
+void pp_tls_texts_acquire(const struct pp_tls *tls, struct pp_tls_texts *texts_out);
+void pp_tls_texts_release(const struct pp_tls *tls);
 const char *pp_tls_server_name(const struct pp_tls *tls);
 bool pp_tls_client_auth(const struct pp_tls *tls);
 

@@ -97,6 +97,22 @@ class LifecycleTest(unittest.TestCase):
             self.assertIn("check --node", gone.stderr)
         self.assertEqual(len(seen), 2)
 
+    def test_sighup_reads_the_log_level_again_and_a_bad_file_changes_nothing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            config = pathlib.Path(folder) / "node.yaml"
+            config.write_text("log-level: info\n")
+            with node_process.Node(NODE, f"--config={config}", *OPTIONS) as started:
+                config.write_text("log-level: loud\n")
+                started.process.send_signal(signal.SIGHUP)
+                started.wait_for("nothing reloaded")
+                config.write_text("log-level: warn\n")
+                started.process.send_signal(signal.SIGHUP)
+                started.wait_for("log_level=warn")
+                health = ctl("health", "--node", started.address)
+                self.assertEqual(health.stdout, "SERVING\n", health.stderr)
+                self.assertEqual(started.stop(), 0)
+                self.assertNotIn("draining", "".join(started.lines), "is below warn")
+
     def test_taken_port_is_a_clear_error(self):
         with node_process.Node(NODE, *OPTIONS) as started:
             second = node(f"--listen={started.address}", "--admin-listen=", *OPTIONS)

@@ -21,6 +21,7 @@ class Node:
         self._admin_port_file = folder / "admin-port"
         self.lines = []
         self._said_ready = threading.Event()
+        self._said = threading.Condition()
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PIGPEN_")}
         if "PIGPEN_ISA" in os.environ:
             environment["PIGPEN_ISA"] = os.environ["PIGPEN_ISA"]
@@ -40,10 +41,19 @@ class Node:
 
     def _read(self):
         for line in self.process.stderr:
-            self.lines.append(line)
+            with self._said:
+                self.lines.append(line)
+                self._said.notify_all()
             if "READY" in line:
                 self._said_ready.set()
         self._said_ready.set()  # it ended: wake whoever waits
+
+    def wait_for(self, text):
+        """Until a line of its log has the text in it."""
+        with self._said:
+            if not self._said.wait_for(lambda: any(text in line for line in self.lines),
+                                       READY_SECONDS):
+                raise AssertionError(f"never said {text!r}:\n" + "".join(self.lines))
 
     def stop(self, number=signal.SIGTERM):
         """Sends the signal and returns the exit code."""

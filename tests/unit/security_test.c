@@ -131,26 +131,38 @@ static void ended(void *context, struct pp_call *call, const struct pp_call_end 
 
 static const struct pp_call_events calling_events = {.message = release, .ended = ended};
 
-/* One unary call from a client with one set of certificates to a server with another. */
-static enum pp_status call(const struct pp_tls *server_tls, const struct pp_tls *client_tls)
+/* A server under tls, and calls to it from the same transport. */
+struct served {
+    struct pp_transport *transport;
+    struct pp_clock clock;
+    char address[32];
+};
+
+static void serve(const struct pp_tls *tls, struct served *served)
 {
     static const struct pp_method method = {"/s/M", PP_CALL_UNARY, opened};
-    struct pp_grpc_config config = {.clock = pp_clock_system()};
-    struct pp_transport *transport = NULL;
-    assert_int_equal(pp_grpc_transport_new(&config, &transport), PP_OK);
+    served->clock = pp_clock_system();
+    struct pp_grpc_config config = {.clock = served->clock};
+    assert_int_equal(pp_grpc_transport_new(&config, &served->transport), PP_OK);
     struct pp_server_config server = {.address = "127.0.0.1:0",
                                       .methods = &method,
                                       .method_count = 1,
-                                      .context = transport,
-                                      .tls = server_tls};
+                                      .context = served->transport,
+                                      .tls = tls};
     int port = 0;
-    assert_int_equal(transport->ops->server_start(transport, &server, &port), PP_OK);
-    char address[32];
-    snprintf(address, sizeof(address), "127.0.0.1:%d", port);
+    assert_int_equal(served->transport->ops->server_start(served->transport, &server, &port),
+                     PP_OK);
+    snprintf(served->address, sizeof(served->address), "127.0.0.1:%d", port);
+}
+
+/* One unary call over a connection of its own. */
+static enum pp_status call_served(struct served *served, const struct pp_tls *client_tls)
+{
+    struct pp_transport *transport = served->transport;
     struct pp_channel *channel = NULL;
-    assert_int_equal(
-        transport->ops->channel_open(transport, address, PP_CHANNEL_LATENCY, client_tls, &channel),
-        PP_OK);
+    assert_int_equal(transport->ops->channel_open(transport, served->address, PP_CHANNEL_LATENCY,
+                                                  client_tls, &channel),
+                     PP_OK);
     struct outcome outcome = {.ended = false};
     struct pp_call *one = NULL;
     assert_int_equal(transport->ops->call_start(channel, "/s/M", PP_CALL_UNARY, 0, &calling_events,
@@ -158,13 +170,23 @@ static enum pp_status call(const struct pp_tls *server_tls, const struct pp_tls 
                      PP_OK);
     transport->ops->call_receive(one);
     assert_int_equal(transport->ops->call_send(one, "x", 1, NULL, true), PP_OK);
-    uint64_t end_us = pp_clock_now_us(&config.clock) + WAIT_US;
-    while (!outcome.ended && pp_clock_now_us(&config.clock) < end_us) {
-        transport->ops->poll(transport, pp_clock_now_us(&config.clock) + 10000);
+    uint64_t end_us = pp_clock_now_us(&served->clock) + WAIT_US;
+    while (!outcome.ended && pp_clock_now_us(&served->clock) < end_us) {
+        transport->ops->poll(transport, pp_clock_now_us(&served->clock) + 10000);
     }
     assert_true(outcome.ended);
-    transport->ops->destroy(transport);
+    transport->ops->channel_close(channel);
     return outcome.status;
+}
+
+/* One call from a client with one set of certificates to a server with another. */
+static enum pp_status call(const struct pp_tls *server_tls, const struct pp_tls *client_tls)
+{
+    struct served served;
+    serve(server_tls, &served);
+    enum pp_status status = call_served(&served, client_tls);
+    served.transport->ops->destroy(served.transport);
+    return status;
 }
 
 static void call_between(const char *server, bool client_auth, const char *client,
@@ -263,6 +285,34 @@ static void server_without_certificate_does_not_start(void **state)
     pp_tls_destroy(tls);
 }
 
+static void a_reload_is_met_by_the_next_connection_and_a_bad_one_by_none(void **state)
+{
+    (void)state;
+    run_shell("cp server.crt live.crt && cp server.key live.key && cp ca.crt live-ca.crt");
+    struct pp_tls *node = load("live", "live-ca.crt", true, NULL);
+    struct pp_tls *ours = load("client", "ca.crt", false, NULL);
+    struct pp_tls *theirs = load("foreign", "ca.crt", false, NULL);
+    struct served served;
+    serve(node, &served);
+    assert_int_equal(call_served(&served, ours), PP_OK);
+    assert_int_equal(call_served(&served, theirs), PP_UNAVAILABLE);
+    run_shell("cp other.crt live-ca.crt");
+    assert_int_equal(call_served(&served, ours), PP_OK); /* not read yet */
+    assert_int_equal(pp_tls_reload(node), PP_OK);
+    assert_int_equal(call_served(&served, theirs), PP_OK);
+    assert_int_equal(call_served(&served, ours), PP_UNAVAILABLE);
+    run_shell("cp client.key live.key && cp ca.crt live-ca.crt");
+    assert_int_equal(pp_tls_reload(node), PP_INVALID_ARGUMENT);
+    assert_int_equal(call_served(&served, theirs), PP_OK);
+    run_shell("rm live.crt");
+    assert_int_equal(pp_tls_reload(node), PP_IO);
+    assert_int_equal(call_served(&served, theirs), PP_OK);
+    served.transport->ops->destroy(served.transport);
+    pp_tls_destroy(theirs);
+    pp_tls_destroy(ours);
+    pp_tls_destroy(node);
+}
+
 int main(void)
 {
     pp_log_configure(PP_LOG_OFF, PP_LOG_TEXT);
@@ -276,6 +326,7 @@ int main(void)
         cmocka_unit_test(name_in_the_certificate_must_match_or_be_given),
         cmocka_unit_test(bad_files_are_refused_when_loaded),
         cmocka_unit_test(server_without_certificate_does_not_start),
+        cmocka_unit_test(a_reload_is_met_by_the_next_connection_and_a_bad_one_by_none),
     };
     return cmocka_run_group_tests(tests, make_certificates, remove_certificates);
 }
