@@ -232,6 +232,12 @@ static enum pp_status prepare(struct node *node, struct budget *budget_out)
     node->clock = pp_clock_system();
     raise_file_limit();
     PP_TRY(share_memory(node->settings.memory_limit, budget_out));
+    uint64_t available = pp_memory_available_bytes();
+    if (node->settings.memory_limit > available) {
+        PP_LOG_WARNF("main", "the memory limit is above what there is", "limit=%llu available=%llu",
+                     (unsigned long long)node->settings.memory_limit,
+                     (unsigned long long)available);
+    }
     PP_TRY(pp_rng_system(&node->incarnation, sizeof(node->incarnation)));
     node->incarnation |= 1; /* 0 means any */
     (void)snprintf(node->host_name, sizeof(node->host_name), "%s", node->settings.node_name);

@@ -211,8 +211,14 @@ enum pp_status an_settings_parse(int argc, char *const *argv, struct an_settings
 enum pp_status an_settings_check(const struct an_settings *settings)
 {
     bool tls = settings->tls_cert_file[0] != '\0';
-    bool local =
-        strncmp(settings->listen, "unix:", 5) == 0 || pp_listen_is_loopback(settings->listen);
+    bool path = strncmp(settings->listen, "unix:", 5) == 0;
+    bool local = path || pp_listen_is_loopback(settings->listen);
+    if (!path && !pp_listen_is_address(settings->listen)) {
+        fprintf(stderr,
+                "attn-node: --listen=%s is no address: give host:port, [::1]:port or unix:/path\n",
+                settings->listen);
+        return PP_INVALID_ARGUMENT;
+    }
     if (tls != (settings->tls_key_file[0] != '\0')) {
         fprintf(stderr, "attn-node: --tls-cert-file and --tls-key-file go together\n");
         return PP_INVALID_ARGUMENT;

@@ -58,6 +58,13 @@ static enum pp_status split(const char *address, char *host_out, char *port_out)
     return PP_OK;
 }
 
+bool pp_listen_is_address(const char *address)
+{
+    char host[HOST_BYTES_MAX];
+    char port[8];
+    return split(address, host, port) == PP_OK;
+}
+
 /* The list is to be freed with freeaddrinfo. */
 static enum pp_status resolve(const char *address, struct addrinfo **list_out)
 {

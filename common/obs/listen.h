@@ -21,6 +21,9 @@ struct pp_listener {
  * none, PP_IO when the system refuses (port taken, no such address). */
 PP_MUST_USE enum pp_status pp_listen_tcp(const char *address, struct pp_listener *listener_out);
 
+/* Whether a text has the form of an address; its host may still be unknown. */
+bool pp_listen_is_address(const char *address);
+
 /* Whether an address text names only this machine; false for one that is no address. */
 bool pp_listen_is_loopback(const char *address);
 

@@ -130,6 +130,10 @@ class LifecycleTest(unittest.TestCase):
         unknown = node("--memory-limmit=1GiB")
         self.assertEqual(unknown.returncode, 2)
         self.assertIn("memory-limit", unknown.stderr)
+        for wrong in ("127.0.0.1:99999", "127.0.0.1", ""):
+            address = node(f"--listen={wrong}")
+            self.assertEqual(address.returncode, 2, wrong)
+            self.assertIn("no address", address.stderr)
         half = node("--tls-cert-file=/nothing")
         self.assertEqual(half.returncode, 2)
         self.assertIn("--tls-key-file", half.stderr)

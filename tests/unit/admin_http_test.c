@@ -225,6 +225,12 @@ static void loopback_addresses_are_known(void **state)
     assert_false(pp_listen_is_loopback("[::]:1"));
     assert_false(pp_listen_is_loopback(":1"));
     assert_false(pp_listen_is_loopback("junk"));
+    static const char *const wrong[] = {
+        "", "junk", "127.0.0.1", "127.0.0.1:", "h:65536", "h:-1", "::1:5", "h:1x"};
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); ++i) {
+        assert_false(pp_listen_is_address(wrong[i]));
+    }
+    assert_true(pp_listen_is_address("no-such-host.invalid:5"));
 }
 
 #define WITH_SERVER(test) cmocka_unit_test_setup_teardown(test, start, stop)
