@@ -12,9 +12,10 @@
 #include "common/base/log.h"
 #include "common/run/team.h"
 
-#define SPIN_US        20u
-#define THREAD_WAIT_US 100000u
-#define JOBS_A_POLL    64u
+#define SPIN_US         20u
+#define THREAD_WAIT_US  100000u
+#define JOBS_A_POLL     64u
+#define ATTENDS_IN_TURN 16u
 
 static void wake_from_builder(void *context)
 {
@@ -74,6 +75,7 @@ static enum pp_status exec_parts_new(struct an_exec *exec)
     PP_TRY(pp_arena_new(-1, config->hugepages, &exec->store.arena));
     PP_TRY(an_table_init(&exec->table, config->lease_us));
     PP_TRY(an_attend_new(&exec->limit, config->clock, config->threads, &exec->attend));
+    PP_TRY(pp_ring_new(config->queue_depth, &exec->attends));
     PP_TRY(pp_ring_new(config->queue_depth, &exec->jobs));
     PP_TRY(pp_ring_new(config->queue_depth, &exec->done));
     const struct an_builder_config builder = {
@@ -126,6 +128,23 @@ static void finish(struct an_exec *exec, struct an_job *job)
     }
 }
 
+/* A step of a model waits for an attend; an append is waited for only by who sent megabytes. So
+ * attends go first, but not for ever. */
+static struct an_job *next_job(struct an_exec *exec)
+{
+    struct an_job *job = NULL;
+    if (exec->attends_in_turn < ATTENDS_IN_TURN || pp_ring_count(exec->jobs) == 0) {
+        job = pp_ring_pop(exec->attends);
+    }
+    if (job != NULL) {
+        exec->attends_in_turn++;
+        return job;
+    }
+    exec->attends_in_turn = 0;
+    job = pp_ring_pop(exec->jobs);
+    return job != NULL ? job : pp_ring_pop(exec->attends);
+}
+
 void an_exec_destroy(struct an_exec *exec)
 {
     if (exec == NULL) {
@@ -133,7 +152,7 @@ void an_exec_destroy(struct an_exec *exec)
     }
     an_exec_stop(exec);
     struct an_job *job;
-    while (exec->jobs != NULL && exec->done != NULL && (job = pp_ring_pop(exec->jobs)) != NULL) {
+    while (exec->done != NULL && (job = next_job(exec)) != NULL) {
         job->status = PP_CANCELLED;
         finish(exec, job);
     }
@@ -142,6 +161,7 @@ void an_exec_destroy(struct an_exec *exec)
     an_attend_destroy(exec->attend);
     pp_ring_destroy(exec->done);
     pp_ring_destroy(exec->jobs);
+    pp_ring_destroy(exec->attends);
     if (exec->store.arena != NULL) {
         PP_ASSERT(pp_limit_used(&exec->limit) == 0);
         pp_arena_destroy(exec->store.arena);
@@ -155,8 +175,12 @@ enum pp_status an_exec_submit(struct an_exec *exec, struct an_job *job)
         return PP_QUEUE;
     }
     atomic_fetch_add_explicit(&exec->in_flight, 1, memory_order_relaxed);
-    bool pushed = pp_ring_push(exec->jobs, job);
+    bool attend = job->kind == AN_JOB_ATTEND;
+    bool pushed = pp_ring_push(attend ? exec->attends : exec->jobs, job);
     PP_ASSERT(pushed);
+    if (attend) {
+        pp_ring_wake(exec->jobs); /* there exec waits */
+    }
     return PP_OK;
 }
 
@@ -197,7 +221,7 @@ uint32_t an_exec_poll(struct an_exec *exec, uint64_t wait_us)
     }
     uint32_t count = 0;
     struct an_job *job;
-    while (count < JOBS_A_POLL && (job = pp_ring_pop(exec->jobs)) != NULL) {
+    while (count < JOBS_A_POLL && (job = next_job(exec)) != NULL) {
         an_exec_dispatch(exec, job);
         (void)an_builder_pump(exec->builder);
         finish(exec, job);

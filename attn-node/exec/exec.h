@@ -277,7 +277,9 @@ void an_exec_destroy(struct an_exec *exec);
 
 /* PP_QUEUE when the ring is full: the job stays the caller's. */
 PP_MUST_USE enum pp_status an_exec_submit(struct an_exec *exec, struct an_job *job);
-/* The next finished job, NULL when there is none. In order of submission. */
+/* The next finished job, NULL when there is none. Attends are in order of submission, all others
+ * too; an attend may pass others that were submitted before it: it asks for tokens that were
+ * acknowledged. */
 struct an_job *an_exec_take_done(struct an_exec *exec);
 
 /* Runs queued jobs, publishes finished builds, frees parts whose lease ended. Waits up to wait_us

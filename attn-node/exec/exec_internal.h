@@ -34,7 +34,9 @@ struct an_exec {
     struct an_attend *attend;
     struct an_builder *builder;
     struct an_exec_stats stats;
+    struct pp_ring *attends; /* they go before what waits in jobs */
     struct pp_ring *jobs, *done;
+    uint32_t attends_in_turn;   /* since the last one of jobs */
     _Atomic uint32_t in_flight; /* submitted, not taken back */
     struct pp_thread *thread;
     struct an_part *item_parts[PP_ATTEND_ITEMS_MAX];

@@ -337,6 +337,31 @@ static void a_full_queue_refuses_order_is_kept_and_the_rest_is_cancelled(void **
     assert_int_equal(jobs[4].status, PP_CANCELLED);
 }
 
+static void attends_pass_what_waits_but_every_seventeenth_job_is_another(void **state)
+{
+    (void)state;
+    enum { GETS = 3, ATTENDS = 20 };
+    struct fixture fixture = {.now_us = 1};
+    struct an_exec_config config = fixture_config(&fixture);
+    config.queue_depth = GETS + ATTENDS;
+    fixture_start(&fixture, &config);
+    static struct an_job jobs[GETS + ATTENDS];
+    memset(jobs, 0, sizeof(jobs));
+    for (int i = 0; i < GETS + ATTENDS; i++) {
+        jobs[i].kind = i < GETS ? AN_JOB_GET : AN_JOB_ATTEND;
+        assert_int_equal(an_exec_submit(fixture.exec, &jobs[i]), PP_OK);
+    }
+    assert_int_equal(an_exec_poll(fixture.exec, 1000000), GETS + ATTENDS);
+    for (int i = 0; i < GETS + ATTENDS; i++) {
+        const struct an_job *expected = i < 16    ? &jobs[GETS + i]
+                                        : i == 16 ? &jobs[0]
+                                        : i < 21  ? &jobs[GETS + i - 1]
+                                                  : &jobs[i - 20];
+        assert_ptr_equal(an_exec_take_done(fixture.exec), expected);
+    }
+    fixture_stop(&fixture);
+}
+
 static void count_wake(void *context)
 {
     __atomic_fetch_add((int *)context, 1, __ATOMIC_RELAXED);
@@ -386,6 +411,7 @@ int main(void)
         cmocka_unit_test(reserved_memory_is_kept_for_the_part_that_asked),
         cmocka_unit_test(a_lease_ends_on_the_clock_and_any_call_renews_it),
         cmocka_unit_test(parts_are_listed_in_pages_and_evicted_only_by_force_while_leased),
+        cmocka_unit_test(attends_pass_what_waits_but_every_seventeenth_job_is_another),
         cmocka_unit_test(a_full_queue_refuses_order_is_kept_and_the_rest_is_cancelled),
         cmocka_unit_test(jobs_are_done_on_a_thread_of_their_own),
     };
