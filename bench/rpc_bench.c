@@ -4,29 +4,23 @@
  * Round trip: an Attend's header and --up-bytes of payload up, an answer's header and --down-bytes
  * down, on one stream; the server echoes on its rpc thread. Raw: the same number of payload bytes
  * by send and recv on a socket with TCP_NODELAY. Both spin --spin microseconds before they block,
- * and the two ends of both stand on two cores: left to itself the scheduler puts two spinning ends
- * on one core at times, which says nothing of either.
- * Append: messages of 1 MiB into a sink on one stream, acknowledged every 128; raw: the same bytes,
- * read into a buffer. Bytes moved: 128 MiB a block. Under mtls the raw side stays plain TCP.
+ * and the two ends of both stand on two cores meanwhile: left to itself the scheduler puts two
+ * spinning ends on one core at times, which says nothing of either. Append: messages of 1 MiB into
+ * a sink on one stream, acknowledged every 128; raw: the same bytes, read into a buffer. Bytes
+ * moved: 128 MiB a block. Under mtls the raw side stays plain TCP.
  */
-#include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "bench/bench_common.h"
 #include "bench/rpc_bench_node.h"
+#include "bench/rpc_bench_raw.h"
 #include "common/base/assert.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
@@ -35,14 +29,11 @@
 #include "common/rpc/security.h"
 #include "pigpen/v1/attention.pb-c.h"
 
-#define APPEND_BYTES    (1u << 20)
-#define APPEND_MESSAGES 128u
-#define BUFFER_BYTES    (8u << 20)
-#define ROUND_TRIPS     500u
-#define SAMPLES_MAX     2000000u
-#define BLOCKS_MAX      4096u
-#define ATTEND_PATH     "/pigpen.v1.AttentionService/AttendStream"
-#define APPEND_PATH     "/pigpen.v1.AttentionService/AppendKvStream"
+#define ROUND_TRIPS 300u
+#define SAMPLES_MAX 400000u
+#define ROUNDS_MAX  1024u
+#define ATTEND_PATH "/pigpen.v1.AttentionService/AttendStream"
+#define APPEND_PATH "/pigpen.v1.AttentionService/AppendKvStream"
 
 enum transport_kind { KIND_TCP, KIND_UDS, KIND_MTLS };
 static const char *const kind_names[] = {"tcp", "uds", "mtls", NULL};
@@ -67,8 +58,7 @@ static const struct pp_option options[] = {
            .max = BUFFER_BYTES),
     OPTION("spin", DURATION, spin_us, "200us", "TIME",
            "How long both ends spin before they block; 0us blocks at once.", .min = 0),
-    OPTION("seconds", U64, seconds, "4", "N", "How long each of the two measurements runs.",
-           .min = 1, .max = 600),
+    OPTION("seconds", U64, seconds, "4", "N", "How long to measure.", .min = 1, .max = 600),
     OPTION("node-program", TEXT, program, "build/release/attn-node/attn-node", "PATH",
            "The attn-node to measure too, under tcp.", .min = 0),
     OPTION("json", TEXT, json, "", "PATH", "Append the report here.", .min = 0),
@@ -82,117 +72,6 @@ static uint64_t now_ns(void)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-/* Pins this thread to the first or second core it may use; -1: to none, as at start. */
-static void pin(int which)
-{
-    static cpu_set_t all;
-    if (CPU_COUNT(&all) == 0) {
-        sched_getaffinity(0, sizeof(all), &all);
-    }
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    for (int core = 0; core < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++core) {
-        if (CPU_ISSET(core, &all) && which-- == 0) {
-            CPU_SET(core, &one);
-        }
-    }
-    sched_setaffinity(0, sizeof(one), CPU_COUNT(&one) != 0 ? &one : &all);
-}
-
-static bool transfer(int file, uint8_t *data, size_t bytes, bool reading)
-{
-    uint64_t idle_ns = now_ns();
-    while (bytes != 0) {
-        ssize_t moved = reading ? recv(file, data, bytes, MSG_DONTWAIT)
-                                : send(file, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (moved > 0) {
-            data += moved;
-            bytes -= (size_t)moved;
-            idle_ns = now_ns();
-        } else if (moved == 0 || (errno != EAGAIN && errno != EINTR)) {
-            return false;
-        } else if (now_ns() - idle_ns > settings.spin_us * 1000u) {
-            struct pollfd wait = {.fd = file, .events = reading ? POLLIN : POLLOUT};
-            poll(&wait, 1, -1);
-        }
-    }
-    return true;
-}
-
-static int raw_socket(struct sockaddr_storage *address, socklen_t *bytes_out)
-{
-    memset(address, 0, sizeof(*address));
-    if (settings.kind == KIND_UDS) {
-        struct sockaddr_un *name = (struct sockaddr_un *)address;
-        name->sun_family = AF_UNIX;
-        snprintf(name->sun_path, sizeof(name->sun_path), "%s/raw", folder);
-        *bytes_out = sizeof(*name);
-    } else {
-        struct sockaddr_in *name = (struct sockaddr_in *)address;
-        name->sin_family = AF_INET;
-        name->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        *bytes_out = sizeof(*name);
-    }
-    int file = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    int one = 1;
-    PP_ASSERT(file >= 0);
-    setsockopt(file, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    return file;
-}
-
-/* One connection at a time; its first byte says what it is for. */
-static void raw_serve(int listener)
-{
-    uint8_t *buffer = malloc(BUFFER_BYTES);
-    PP_ASSERT(buffer != NULL);
-    for (;;) {
-        int file = accept(listener, NULL, NULL);
-        uint8_t mode;
-        int one = 1;
-        setsockopt(file, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-        bool open = file >= 0 && transfer(file, &mode, 1, true);
-        while (open && mode == 'r') {
-            open = transfer(file, buffer, settings.up_bytes, true) &&
-                   transfer(file, buffer, settings.down_bytes, false);
-        }
-        while (open && mode == 'a') {
-            for (unsigned i = 0; i < APPEND_MESSAGES && open; ++i) {
-                open = transfer(file, buffer, APPEND_BYTES, true);
-            }
-            open = open && transfer(file, buffer, 1, false);
-        }
-        close(file);
-    }
-}
-
-static int raw_connect(struct sockaddr_storage *address, char mode)
-{
-    struct sockaddr_storage scratch;
-    socklen_t bytes;
-    int file = raw_socket(&scratch, &bytes);
-    PP_ASSERT(connect(file, (struct sockaddr *)address, bytes) == 0);
-    PP_ASSERT(transfer(file, (uint8_t *)&mode, 1, false));
-    return file;
-}
-
-static pid_t raw_start(struct sockaddr_storage *address)
-{
-    socklen_t bytes;
-    int listener = raw_socket(address, &bytes);
-    PP_ASSERT(bind(listener, (struct sockaddr *)address, bytes) == 0 && listen(listener, 8) == 0);
-    if (settings.kind != KIND_UDS) {
-        PP_ASSERT(getsockname(listener, (struct sockaddr *)address, &bytes) == 0);
-    }
-    pid_t child = fork();
-    if (child == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGTERM);
-        pin(1);
-        raw_serve(listener);
-    }
-    close(listener);
-    return child;
 }
 
 static void keep_filler(void *context)
@@ -209,6 +88,7 @@ static struct server {
 static void serve_attend(void *context, struct pp_call *call, struct pp_message *message)
 {
     (void)context;
+    rpc_bench_pin(1);
     ProtobufCMessage *header = NULL;
     struct pp_payload_view view;
     PP_ASSERT(pp_codec_unpack(message, &pigpen__v1__attend_request__descriptor, &server.arena,
@@ -233,6 +113,7 @@ static void serve_attend(void *context, struct pp_call *call, struct pp_message 
 static void serve_append(void *context, struct pp_call *call, struct pp_message *message)
 {
     (void)context;
+    rpc_bench_pin(-1);
     pp_message_release(message);
     server.transport->ops->call_receive(call);
     if (++server.received % APPEND_MESSAGES == 0) {
@@ -314,7 +195,6 @@ static pid_t server_start(int *port_out)
     pid_t child = fork();
     if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGTERM);
-        pin(1);
         close(pipes[0]);
         server_run(pipes[1]);
     }
@@ -460,17 +340,6 @@ static double append_block(void)
     return (double)(now_ns() - begin_ns) * 1e-9;
 }
 
-static double raw_append_block(int file)
-{
-    uint8_t acknowledgement;
-    uint64_t begin_ns = now_ns();
-    for (unsigned i = 0; i < APPEND_MESSAGES; ++i) {
-        PP_ASSERT(transfer(file, filler, APPEND_BYTES, false));
-    }
-    PP_ASSERT(transfer(file, &acknowledgement, 1, true));
-    return (double)(now_ns() - begin_ns) * 1e-9;
-}
-
 static double quantile(double *values, size_t count, double share)
 {
     (void)bench_median(values, count); /* sorts */
@@ -478,65 +347,92 @@ static double quantile(double *values, size_t count, double share)
     return count != 0 ? values[index < count ? index : count - 1] : 0;
 }
 
-static void measure_round_trips(struct sockaddr_storage *raw, json_t *report)
+/* Everything measured, filled round by round: raw, ours, and a node's in turn. */
+static struct samples {
+    double raw[SAMPLES_MAX], echo[SAMPLES_MAX], exec[SAMPLES_MAX], busy[SAMPLES_MAX]; /* us */
+    double raw_append[ROUNDS_MAX], sink[ROUNDS_MAX], stored[ROUNDS_MAX]; /* s a block */
+    size_t trips, busy_trips, rounds;
+    bool with_node;
+} samples;
+
+static void measure_round(void)
 {
-    double *ours = calloc(SAMPLES_MAX, sizeof(double));
-    double *theirs = calloc(SAMPLES_MAX, sizeof(double));
-    uint8_t *buffer = malloc(settings.down_bytes);
-    PP_ASSERT(ours != NULL && theirs != NULL && buffer != NULL);
-    int file = raw_connect(raw, 'r');
-    uint64_t end_ns = now_ns() + settings.seconds * 1000000000u;
-    size_t count = 0;
-    bool warm = false;
-    while ((now_ns() < end_ns || count == 0) && count + ROUND_TRIPS <= SAMPLES_MAX) {
-        for (unsigned i = 0; i < ROUND_TRIPS; ++i) {
-            uint64_t begin_ns = now_ns();
-            PP_ASSERT(transfer(file, filler, settings.up_bytes, false) &&
-                      transfer(file, buffer, settings.down_bytes, true));
-            theirs[count + i] = (double)(now_ns() - begin_ns) * 1e-3;
-        }
-        for (unsigned i = 0; i < ROUND_TRIPS; ++i) {
-            uint64_t begin_ns = now_ns();
-            round_trip();
-            ours[count + i] = (double)(now_ns() - begin_ns) * 1e-3;
-        }
-        count += warm ? ROUND_TRIPS : 0; /* the first block connects and warms up */
-        warm = true;
+    size_t at = samples.trips;
+    rpc_bench_pin(0);
+    rpc_raw_round_trips(ROUND_TRIPS, samples.raw + at);
+    for (unsigned i = 0; i < ROUND_TRIPS; ++i) {
+        uint64_t begin_ns = now_ns();
+        round_trip();
+        samples.echo[at + i] = (double)(now_ns() - begin_ns) * 1e-3;
     }
-    close(file);
-    double raw_p50 = quantile(theirs, count, 0.5);
-    json_object_set_new(report, "rtt_us_p50", json_real(quantile(ours, count, 0.5)));
-    json_object_set_new(report, "rtt_us_p99", json_real(quantile(ours, count, 0.99)));
-    json_object_set_new(report, "raw_rtt_us_p50", json_real(raw_p50));
-    json_object_set_new(report, "raw_rtt_us_p99", json_real(quantile(theirs, count, 0.99)));
-    json_object_set_new(report, "rtt_ratio", json_real(quantile(ours, count, 0.5) / raw_p50));
-    json_object_set_new(report, "round_trips", json_integer((json_int_t)count));
-    free(ours);
-    free(theirs);
-    free(buffer);
+    rpc_bench_pin(-1); /* a node has threads of its own */
+    samples.raw_append[samples.rounds] = rpc_raw_append_block();
+    samples.sink[samples.rounds] = append_block();
+    if (samples.with_node) {
+        size_t busy = 0;
+        enum pp_status status = rpc_bench_node_attends(ROUND_TRIPS, samples.exec + at);
+        if (status == PP_OK) {
+            status = rpc_bench_node_stored(&samples.stored[samples.rounds]);
+        }
+        if (status == PP_OK) {
+            status = rpc_bench_node_attends_in_bulk(samples.busy + samples.busy_trips,
+                                                    SAMPLES_MAX - samples.busy_trips, &busy);
+        }
+        if (status != PP_OK) {
+            fprintf(stderr, "rpc_bench: node: %s\n", pp_status_name(status));
+            exit(1);
+        }
+        samples.busy_trips += busy;
+    }
+    samples.trips += ROUND_TRIPS;
+    ++samples.rounds;
 }
 
-static void measure_appends(struct sockaddr_storage *raw, json_t *report)
+static void measure(void)
 {
-    static double ours[BLOCKS_MAX];
-    static double theirs[BLOCKS_MAX];
-    int file = raw_connect(raw, 'a');
-    (void)raw_append_block(file);
-    (void)append_block();
+    measure_round(); /* connects and warms up */
+    samples.trips = samples.busy_trips = samples.rounds = 0;
     uint64_t end_ns = now_ns() + settings.seconds * 1000000000u;
-    size_t count = 0;
-    while ((now_ns() < end_ns || count == 0) && count < BLOCKS_MAX) {
-        theirs[count] = raw_append_block(file);
-        ours[count] = append_block();
-        ++count;
+    do {
+        measure_round();
+    } while (now_ns() < end_ns && samples.rounds < ROUNDS_MAX &&
+             samples.trips + ROUND_TRIPS <= SAMPLES_MAX);
+}
+
+static void put_times(json_t *report, const char *name, double *times, size_t count)
+{
+    char field[64];
+    static const double shares[] = {0.5, 0.99};
+    for (size_t i = 0; i < 2; ++i) {
+        snprintf(field, sizeof(field), "%srtt_us_p%.0f", name, 100 * shares[i]);
+        json_object_set_new(
+            report, field, count != 0 ? json_real(quantile(times, count, shares[i])) : json_null());
     }
-    close(file);
+}
+
+static void put_report(json_t *report)
+{
+    struct samples *all = &samples;
     double block_gb = (double)APPEND_MESSAGES * APPEND_BYTES * 1e-9;
-    double raw_gbps = block_gb / bench_median(theirs, count);
-    double gbps = block_gb / bench_median(ours, count);
+    double raw_gbps = block_gb / bench_median(all->raw_append, all->rounds);
+    double gbps = block_gb / bench_median(all->sink, all->rounds);
+    put_times(report, "", all->echo, all->trips);
+    put_times(report, "raw_", all->raw, all->trips);
+    put_times(report, "exec_", all->exec, all->with_node ? all->trips : 0);
+    put_times(report, "exec_in_bulk_", all->busy, all->busy_trips);
+    json_object_set_new(
+        report, "rtt_ratio",
+        json_real(quantile(all->echo, all->trips, 0.5) / quantile(all->raw, all->trips, 0.5)));
+    json_object_set_new(report, "round_trips", json_integer((json_int_t)all->trips));
+    json_object_set_new(report, "rounds", json_integer((json_int_t)all->rounds));
     json_object_set_new(report, "append_gbps", json_real(gbps));
     json_object_set_new(report, "raw_append_gbps", json_real(raw_gbps));
     json_object_set_new(report, "append_ratio", json_real(gbps / raw_gbps));
+    double stored = all->with_node ? block_gb / bench_median(all->stored, all->rounds) : 0;
+    json_object_set_new(report, "append_stored_gbps",
+                        all->with_node ? json_real(stored) : json_null());
+    json_object_set_new(report, "append_stored_ratio",
+                        all->with_node ? json_real(stored / raw_gbps) : json_null());
 }
 
 static void make_folder(void)
@@ -556,7 +452,7 @@ static void make_folder(void)
 
 static void remove_folder(void)
 {
-    static const char *const names[] = {"raw", "grpc", "key", "crt"};
+    static const char *const names[] = {"raw0", "raw1", "grpc", "key", "crt"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); ++i) {
         char path[128];
         snprintf(path, sizeof(path), "%s/%s", folder, names[i]);
@@ -567,14 +463,19 @@ static void remove_folder(void)
 
 static enum pp_status run_bench(void)
 {
-    struct sockaddr_storage raw;
     int port = 0;
     filler = calloc(1, BUFFER_BYTES);
     PP_ASSERT(filler != NULL);
     make_folder();
+    const struct rpc_raw_config raw = {.uds_folder = settings.kind == KIND_UDS ? folder : NULL,
+                                       .up_bytes = settings.up_bytes,
+                                       .down_bytes = settings.down_bytes,
+                                       .spin_us = settings.spin_us};
     /* Both forks before gRPC starts in this process. */
-    pid_t children[2] = {raw_start(&raw), server_start(&port)};
-    pin(0);
+    pid_t children[3];
+    rpc_raw_start(&raw, children);
+    children[2] = server_start(&port);
+    rpc_bench_pin(0);
     client_start(port);
     round_trip(); /* connects: gRPC works only while polled, raw blocks would starve it */
     (void)append_block();
@@ -584,14 +485,15 @@ static enum pp_status run_bench(void)
     json_object_set_new(report, "up_bytes", json_integer((json_int_t)settings.up_bytes));
     json_object_set_new(report, "down_bytes", json_integer((json_int_t)settings.down_bytes));
     json_object_set_new(report, "spin_us", json_integer((json_int_t)settings.spin_us));
-    measure_round_trips(&raw, report);
-    measure_appends(&raw, report);
-    pin(-1); /* a node has threads of its own */
-    rpc_bench_node(client.transport, settings.kind == KIND_TCP ? settings.program : NULL,
-                   settings.seconds, report);
+    rpc_bench_pin(-1);
+    samples.with_node =
+        settings.kind == KIND_TCP && rpc_bench_node_start(client.transport, settings.program);
+    measure();
+    rpc_bench_node_stop();
+    put_report(report);
     closing = true;
     client.transport->ops->destroy(client.transport);
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 3; ++i) {
         kill(children[i], SIGTERM);
         waitpid(children[i], NULL, 0);
     }

@@ -25,18 +25,20 @@
 #define MESSAGE_BYTES  (MESSAGE_TOKENS * TOKEN_BYTES)
 #define BLOCK_MESSAGES 128u
 #define ATTEND_TOKENS  16u
-#define ATTENDS_MAX    200000u
 #define WAIT_US        30000000u
 
-struct result {
-    double exec_rtt_us_p50;    /* an attend over 16 tokens, 16 KiB up and down, all of it */
-    double append_stored_gbps; /* 1 MiB messages, checksum checked, stored, acknowledged */
-};
-
-struct exchange {
+/* What all calls share. */
+static struct {
     struct pp_transport *transport;
     struct pp_channel *latency;
     struct pp_channel *bulk;
+    struct bench_node process;
+    Pigpen__V1__PartRef part; /* for attends */
+} node;
+
+/* One call and its last answer. */
+struct exchange {
+    struct pp_call *call;
     struct pp_codec_arena arena;
     const ProtobufCMessageDescriptor *descriptor; /* of answers */
     ProtobufCMessage *answer;                     /* the last one, until the arena's reset */
@@ -46,6 +48,8 @@ struct exchange {
     bool writable;
     uint64_t held; /* of the last append's answer */
 };
+/* They outlive calls that end with the transport. */
+static struct exchange unary, appending, attending;
 
 static uint8_t *zeros;     /* MESSAGE_BYTES, never freed */
 static uint32_t zeros_crc; /* of MESSAGE_BYTES */
@@ -69,7 +73,7 @@ static void on_message(void *context, struct pp_call *call, struct pp_message *m
     }
     ++self->answers;
     pp_message_release(message);
-    self->transport->ops->call_receive(call);
+    node.transport->ops->call_receive(call);
 }
 
 static void on_writable(void *context, struct pp_call *call)
@@ -99,51 +103,43 @@ static void keep(void *context)
 
 static enum pp_status open_call(struct exchange *self, struct pp_channel *channel, const char *path,
                                 enum pp_call_kind kind,
-                                const ProtobufCMessageDescriptor *descriptor,
-                                struct pp_call **call_out)
+                                const ProtobufCMessageDescriptor *descriptor)
 {
     self->descriptor = descriptor;
     self->ended = false;
     self->status = PP_OK;
-    PP_TRY(self->transport->ops->call_start(channel, path, kind, 0, &call_events, self, call_out));
-    self->transport->ops->call_receive(*call_out);
+    PP_TRY(
+        node.transport->ops->call_start(channel, path, kind, 0, &call_events, self, &self->call));
+    node.transport->ops->call_receive(self->call);
     return PP_OK;
 }
 
-/* Sends, waiting for room. */
-static enum pp_status say(struct exchange *self, struct pp_call *call,
-                          const ProtobufCMessage *message, size_t payload_bytes)
+/* PP_QUEUE: no room; writable says when there is. */
+static enum pp_status try_say(struct exchange *self, const ProtobufCMessage *message,
+                              size_t payload_bytes)
 {
     uint8_t header[512];
     size_t bytes = 0;
     struct pp_payload payload = {zeros, payload_bytes, keep, NULL};
     PP_TRY(pp_codec_pack(message, payload_bytes, header, sizeof(header), &bytes));
-    for (;;) {
-        self->writable = false;
-        enum pp_status status = self->transport->ops->call_send(
-            call, header, bytes, payload_bytes != 0 ? &payload : NULL, false);
-        if (status != PP_QUEUE) {
-            return status;
-        }
-        while (!self->writable && !self->ended) {
-            self->transport->ops->poll(self->transport, UINT64_MAX);
-        }
-    }
+    self->writable = false;
+    return node.transport->ops->call_send(self->call, header, bytes,
+                                          payload_bytes != 0 ? &payload : NULL, false);
 }
 
-static enum pp_status ask(struct exchange *self, const char *path, const ProtobufCMessage *request,
+static enum pp_status ask(struct pp_channel *channel, const char *path,
+                          const ProtobufCMessage *request,
                           const ProtobufCMessageDescriptor *descriptor)
 {
-    struct pp_call *call = NULL;
-    PP_TRY(open_call(self, self->latency, path, PP_CALL_UNARY, descriptor, &call));
-    PP_TRY(say(self, call, request, 0));
-    while (!self->ended) {
-        self->transport->ops->poll(self->transport, UINT64_MAX);
+    PP_TRY(open_call(&unary, channel, path, PP_CALL_UNARY, descriptor));
+    PP_TRY(try_say(&unary, request, 0));
+    while (!unary.ended) {
+        node.transport->ops->poll(node.transport, UINT64_MAX);
     }
-    return self->status;
+    return unary.status;
 }
 
-static enum pp_status open_part(struct exchange *self, Pigpen__V1__PartRef *part_out)
+static enum pp_status open_part(Pigpen__V1__PartRef *part_out)
 {
     static uint8_t ids[2][16];
     PP_TRY(pp_rng_system(ids, sizeof(ids)));
@@ -163,25 +159,24 @@ static enum pp_status open_part(struct exchange *self, Pigpen__V1__PartRef *part
     request.model = &model;
     request.kv_head_count = KV_HEADS;
     request.estimator = &estimator;
-    PP_TRY(
-        ask(self, SERVICE "OpenPart", &request.base, &pigpen__v1__open_part_response__descriptor));
-    const Pigpen__V1__OpenPartResponse *answer = (const Pigpen__V1__OpenPartResponse *)self->answer;
+    PP_TRY(ask(node.latency, SERVICE "OpenPart", &request.base,
+               &pigpen__v1__open_part_response__descriptor));
+    const Pigpen__V1__OpenPartResponse *answer = (const Pigpen__V1__OpenPartResponse *)unary.answer;
     part_out->handle = answer->handle;
     part_out->incarnation = answer->incarnation;
     part_out->generation = answer->generation;
     return PP_OK;
 }
 
-static enum pp_status close_part(struct exchange *self, Pigpen__V1__PartRef *part)
+static enum pp_status close_part(Pigpen__V1__PartRef *part)
 {
     Pigpen__V1__ClosePartRequest request = PIGPEN__V1__CLOSE_PART_REQUEST__INIT;
     request.part = part;
-    return ask(self, SERVICE "ClosePart", &request.base,
+    return ask(node.latency, SERVICE "ClosePart", &request.base,
                &pigpen__v1__close_part_response__descriptor);
 }
 
-static enum pp_status append(struct exchange *self, struct pp_call *call, Pigpen__V1__PartRef *part,
-                             uint64_t start, uint32_t count)
+static enum pp_status try_append(Pigpen__V1__PartRef *part, uint64_t start, uint32_t count)
 {
     Pigpen__V1__Section sections[2] = {PIGPEN__V1__SECTION__INIT, PIGPEN__V1__SECTION__INIT};
     Pigpen__V1__Section *list[2] = {&sections[0], &sections[1]};
@@ -200,159 +195,187 @@ static enum pp_status append(struct exchange *self, struct pp_call *call, Pigpen
     request.crc32c = count == MESSAGE_TOKENS ? zeros_crc : pp_crc32c(0, zeros, 2 * half);
     request.n_sections = 2;
     request.sections = list;
-    return say(self, call, &request.base, 2 * half);
+    return try_say(&appending, &request.base, 2 * half);
 }
 
-static enum pp_status wait_held(struct exchange *self, uint64_t tokens)
+/* A stream of appends to a new part. */
+struct filling {
+    Pigpen__V1__PartRef part;
+    uint32_t messages, count; /* to send, of so many tokens */
+    uint32_t sent;
+};
+
+static enum pp_status fill_begin(struct filling *fill)
 {
-    while (self->held < tokens && !self->ended && self->status == PP_OK) {
-        self->transport->ops->poll(self->transport, UINT64_MAX);
-    }
-    return self->held >= tokens ? PP_OK : self->status != PP_OK ? self->status : PP_UNAVAILABLE;
+    fill->part = (Pigpen__V1__PartRef)PIGPEN__V1__PART_REF__INIT;
+    fill->sent = 0;
+    PP_TRY(open_part(&fill->part));
+    appending.held = 0;
+    return open_call(&appending, node.bulk, SERVICE "AppendKvStream", PP_CALL_BIDI,
+                     &pigpen__v1__append_kv_response__descriptor);
 }
 
-/* Appends `messages` of `count` tokens to a new part on a stream of its own; seconds for it. */
-static enum pp_status fill_part(struct exchange *self, uint32_t messages, uint32_t count,
-                                Pigpen__V1__PartRef *part_out, double *seconds_out)
+/* Sends what there is room for. */
+static enum pp_status fill_more(struct filling *fill)
 {
-    struct pp_call *call = NULL;
-    PP_TRY(open_part(self, part_out));
-    PP_TRY(open_call(self, self->bulk, SERVICE "AppendKvStream", PP_CALL_BIDI,
-                     &pigpen__v1__append_kv_response__descriptor, &call));
-    self->held = 0;
-    uint64_t begin_us = pp_clock_now_us(&self->transport->clock);
-    for (uint32_t i = 0; i < messages; ++i) {
-        PP_TRY(append(self, call, part_out, (uint64_t)i * count, count));
+    enum pp_status status = appending.ended ? PP_UNAVAILABLE : appending.status;
+    bool room = fill->sent == 0 || appending.writable || fill->sent < PP_SEND_QUEUE_MAX;
+    while (status == PP_OK && room && fill->sent < fill->messages) {
+        status = try_append(&fill->part, (uint64_t)fill->sent * fill->count, fill->count);
+        fill->sent += status == PP_OK ? 1 : 0;
+        room = status == PP_OK;
     }
-    PP_TRY(wait_held(self, (uint64_t)messages * count));
-    *seconds_out = (double)(pp_clock_now_us(&self->transport->clock) - begin_us) * 1e-6;
-    self->transport->ops->call_cancel(call);
-    while (!self->ended) {
-        self->transport->ops->poll(self->transport, UINT64_MAX);
-    }
-    return PP_OK;
+    return status == PP_QUEUE ? PP_OK : status;
 }
 
-static enum pp_status measure_stored(struct exchange *self, uint64_t seconds, double *gbps_out)
+static bool fill_done(const struct filling *fill)
 {
-    static double blocks[1024];
-    uint64_t end_us = pp_clock_now_us(&self->transport->clock) + seconds * 1000000u;
-    uint64_t count = 0;
-    while (count < 3 || (count < 1024 && pp_clock_now_us(&self->transport->clock) < end_us)) {
-        Pigpen__V1__PartRef part = PIGPEN__V1__PART_REF__INIT;
-        PP_TRY(fill_part(self, BLOCK_MESSAGES, MESSAGE_TOKENS, &part, &blocks[count++]));
-        PP_TRY(close_part(self, &part));
-    }
-    *gbps_out = (double)BLOCK_MESSAGES * MESSAGE_BYTES * 1e-9 / bench_median(blocks, count);
-    return PP_OK;
+    return appending.held >= (uint64_t)fill->messages * fill->count;
 }
 
-static enum pp_status measure_attends(struct exchange *self, uint64_t seconds, double *us_out)
+static void fill_end(void)
 {
-    double *times = calloc(ATTENDS_MAX, sizeof(*times));
-    Pigpen__V1__PartRef part = PIGPEN__V1__PART_REF__INIT;
+    node.transport->ops->call_cancel(appending.call);
+    while (!appending.ended) {
+        node.transport->ops->poll(node.transport, UINT64_MAX);
+    }
+}
+
+static enum pp_status fill_part(struct filling *fill)
+{
+    enum pp_status status = fill_begin(fill);
+    while (status == PP_OK && !fill_done(fill)) {
+        status = fill_more(fill);
+        if (status == PP_OK && !fill_done(fill)) {
+            node.transport->ops->poll(node.transport, UINT64_MAX);
+        }
+    }
+    fill_end();
+    return status;
+}
+
+enum pp_status rpc_bench_node_stored(double *seconds_out)
+{
+    struct filling fill = {.messages = BLOCK_MESSAGES, .count = MESSAGE_TOKENS};
+    uint64_t begin_us = pp_clock_now_us(&node.transport->clock);
+    PP_TRY(fill_part(&fill));
+    *seconds_out = (double)(pp_clock_now_us(&node.transport->clock) - begin_us) * 1e-6;
+    return close_part(&fill.part);
+}
+
+static enum pp_status ask_attend(uint64_t request_id)
+{
     Pigpen__V1__Section section = PIGPEN__V1__SECTION__INIT, *sections = &section;
     Pigpen__V1__AttendItem item = PIGPEN__V1__ATTEND_ITEM__INIT, *items = &item;
     Pigpen__V1__AttendRequest request = PIGPEN__V1__ATTEND_REQUEST__INIT;
-    struct pp_call *call = NULL;
-    double ignored = 0;
-    if (times == NULL) {
-        return PP_MEMORY;
-    }
-    enum pp_status status = fill_part(self, 1, ATTEND_TOKENS, &part, &ignored);
-    if (status == PP_OK) {
-        status = open_call(self, self->latency, SERVICE "AttendStream", PP_CALL_BIDI,
-                           &pigpen__v1__attend_response__descriptor, &call);
-    }
     section.kind = PIGPEN__V1__SECTION_KIND__SECTION_KIND_Q;
     section.bytes = Q_HEADS * DIM * sizeof(float);
-    item.handle = part.handle;
-    item.generation = part.generation;
+    item.handle = node.part.handle;
+    item.generation = node.part.generation;
     item.held_tokens = ATTEND_TOKENS;
     item.q_rows = 1;
-    request.incarnation = part.incarnation;
+    request.request_id = request_id;
+    request.incarnation = node.part.incarnation;
     request.n_items = request.n_sections = 1;
     request.items = &items;
     request.sections = &sections;
-    uint64_t end_us = pp_clock_now_us(&self->transport->clock) + seconds * 1000000u;
-    uint64_t count = 0;
-    while (status == PP_OK && count < ATTENDS_MAX &&
-           pp_clock_now_us(&self->transport->clock) < end_us) {
-        uint64_t begin_us = pp_clock_now_us(&self->transport->clock);
-        uint64_t before = self->answers;
-        request.request_id = count + 1;
-        status = say(self, call, &request.base, section.bytes);
-        while (status == PP_OK && self->answers == before && !self->ended) {
-            self->transport->ops->poll(self->transport, UINT64_MAX);
-        }
-        status = status == PP_OK && self->ended ? PP_UNAVAILABLE : status;
-        times[count++] = (double)(pp_clock_now_us(&self->transport->clock) - begin_us);
-        const Pigpen__V1__AttendResponse *answer = (const Pigpen__V1__AttendResponse *)self->answer;
-        if (status == PP_OK &&
-            (answer->request_id != count || answer->n_results != 1 ||
-             (answer->results[0]->status != NULL && answer->results[0]->status->code != 0))) {
-            status = PP_PROTOCOL;
-        }
-    }
-    *us_out = bench_median(times, count);
-    free(times);
-    return status;
+    return try_say(&attending, &request.base, section.bytes);
 }
 
-static enum pp_status measure(struct exchange *self, int port, uint64_t seconds,
-                              struct result *result_out)
+/* One attend and its microseconds; appends of fill (may be NULL) go on meanwhile. */
+static enum pp_status attend(struct filling *fill, double *us_out)
 {
-    const struct pp_transport_ops *ops = self->transport->ops;
-    char address[32];
-    snprintf(address, sizeof(address), "127.0.0.1:%d", port);
-    PP_TRY(ops->channel_open(self->transport, address, PP_CHANNEL_LATENCY, NULL, &self->latency));
-    PP_TRY(ops->channel_open(self->transport, address, PP_CHANNEL_BULK, NULL, &self->bulk));
-    struct result result;
-    Pigpen__V1__PartRef part = PIGPEN__V1__PART_REF__INIT;
-    uint64_t end_us = pp_clock_now_us(&self->transport->clock) + WAIT_US;
-    enum pp_status status;
-    do {
-        status = open_part(self, &part);
-    } while (status == PP_STARTING && pp_clock_now_us(&self->transport->clock) < end_us);
+    static uint64_t request_id;
+    uint64_t before = attending.answers;
+    uint64_t begin_us = pp_clock_now_us(&node.transport->clock);
+    enum pp_status status = ask_attend(++request_id);
+    while (status == PP_OK && attending.answers == before) {
+        status = attending.ended ? PP_UNAVAILABLE : attending.status;
+        if (status == PP_OK && fill != NULL) {
+            status = fill_more(fill);
+        }
+        node.transport->ops->poll(node.transport, UINT64_MAX);
+    }
     PP_TRY(status);
-    PP_TRY(close_part(self, &part));
-    PP_TRY(measure_stored(self, seconds, &result.append_stored_gbps));
-    PP_TRY(measure_attends(self, seconds, &result.exec_rtt_us_p50));
-    *result_out = result;
+    *us_out = (double)(pp_clock_now_us(&node.transport->clock) - begin_us);
+    const Pigpen__V1__AttendResponse *answer = (const Pigpen__V1__AttendResponse *)attending.answer;
+    bool right = answer->request_id == request_id && answer->n_results == 1 &&
+                 (answer->results[0]->status == NULL || answer->results[0]->status->code == 0);
+    return right ? PP_OK : PP_PROTOCOL;
+}
+
+enum pp_status rpc_bench_node_attends(size_t count, double *us_out)
+{
+    for (size_t i = 0; i < count; ++i) {
+        PP_TRY(attend(NULL, &us_out[i]));
+    }
     return PP_OK;
 }
 
-static enum pp_status start_and_measure(struct pp_transport *transport, const char *program,
-                                        uint64_t seconds, struct result *result_out)
+enum pp_status rpc_bench_node_attends_in_bulk(double *us_out, size_t capacity, size_t *count_out)
 {
-    static const char *const extra[] = {"--memory-limit=2GiB", NULL};
-    static struct exchange self; /* outlives calls that end with the transport */
-    struct bench_node node;
-    self.transport = transport;
-    zeros = calloc(1, MESSAGE_BYTES);
-    if (zeros == NULL) {
-        return PP_MEMORY;
+    struct filling fill = {.messages = BLOCK_MESSAGES, .count = MESSAGE_TOKENS};
+    size_t count = 0;
+    PP_TRY(fill_begin(&fill));
+    PP_TRY(fill_more(&fill));
+    while (!fill_done(&fill)) {
+        double us = 0;
+        PP_TRY(attend(&fill, &us));
+        if (count < capacity && fill.sent < fill.messages) {
+            us_out[count++] = us;
+        }
     }
-    zeros_crc = pp_crc32c(0, zeros, MESSAGE_BYTES);
-    PP_TRY(pp_codec_arena_init(&self.arena, 1u << 20));
-    PP_TRY(bench_node_start(program, extra, &node));
-    enum pp_status status = measure(&self, node.port, seconds, result_out);
-    bench_node_stop(&node);
-    return status;
+    fill_end();
+    *count_out = count;
+    return close_part(&fill.part);
 }
 
-void rpc_bench_node(struct pp_transport *transport, const char *program, uint64_t seconds,
-                    json_t *report)
+static enum pp_status connect_node(void)
 {
-    struct result result;
-    enum pp_status status =
-        program != NULL ? start_and_measure(transport, program, seconds, &result) : PP_UNAVAILABLE;
-    if (status != PP_OK) {
-        fprintf(stderr, "rpc_bench: exec_rtt_us_p50 and append_stored_gbps are null: %s %s\n",
-                program != NULL ? program : "measured under tcp only:", pp_status_name(status));
+    const struct pp_transport_ops *ops = node.transport->ops;
+    char address[32];
+    snprintf(address, sizeof(address), "127.0.0.1:%d", node.process.port);
+    PP_TRY(ops->channel_open(node.transport, address, PP_CHANNEL_LATENCY, NULL, &node.latency));
+    PP_TRY(ops->channel_open(node.transport, address, PP_CHANNEL_BULK, NULL, &node.bulk));
+    Pigpen__V1__PartRef part = PIGPEN__V1__PART_REF__INIT;
+    uint64_t end_us = pp_clock_now_us(&node.transport->clock) + WAIT_US;
+    enum pp_status status;
+    do {
+        status = open_part(&part);
+    } while (status == PP_STARTING && pp_clock_now_us(&node.transport->clock) < end_us);
+    PP_TRY(status);
+    PP_TRY(close_part(&part));
+    struct filling fill = {.messages = 1, .count = ATTEND_TOKENS};
+    PP_TRY(fill_part(&fill));
+    node.part = fill.part;
+    return open_call(&attending, node.latency, SERVICE "AttendStream", PP_CALL_BIDI,
+                     &pigpen__v1__attend_response__descriptor);
+}
+
+bool rpc_bench_node_start(struct pp_transport *transport, const char *program)
+{
+    static const char *const extra[] = {"--memory-limit=2GiB", NULL};
+    node.transport = transport;
+    zeros = calloc(1, MESSAGE_BYTES);
+    enum pp_status status = zeros != NULL ? PP_OK : PP_MEMORY;
+    struct exchange *const all[] = {&unary, &appending, &attending};
+    for (size_t i = 0; i < 3 && status == PP_OK; ++i) {
+        status = pp_codec_arena_init(&all[i]->arena, 1u << 20);
     }
-    json_object_set_new(report, "exec_rtt_us_p50",
-                        status == PP_OK ? json_real(result.exec_rtt_us_p50) : json_null());
-    json_object_set_new(report, "append_stored_gbps",
-                        status == PP_OK ? json_real(result.append_stored_gbps) : json_null());
+    if (status == PP_OK) {
+        zeros_crc = pp_crc32c(0, zeros, MESSAGE_BYTES);
+        status = bench_node_start(program, extra, &node.process);
+    }
+    status = status == PP_OK ? connect_node() : status;
+    if (status != PP_OK) {
+        fprintf(stderr, "rpc_bench: what needs a node is null: %s: %s\n", program,
+                pp_status_name(status));
+        rpc_bench_node_stop();
+    }
+    return status == PP_OK;
+}
+
+void rpc_bench_node_stop(void)
+{
+    bench_node_stop(&node.process);
 }

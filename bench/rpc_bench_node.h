@@ -1,20 +1,28 @@
 /*
  * The part of rpc_bench that needs a whole node: the same traffic, but attended and stored by
- * attn-node's exec thread. One thread.
+ * attn-node's exec thread: attends of 16 tokens (16 KiB up and down), appends of 1 MiB with their
+ * checksum. One thread.
  */
 #ifndef PIGPEN_BENCH_RPC_BENCH_NODE_H
 #define PIGPEN_BENCH_RPC_BENCH_NODE_H
 
-#include <stdint.h>
+#include <stdbool.h>
+#include <stddef.h>
 
-#include <jansson.h>
-
+#include "common/base/status.h"
 #include "common/rpc/transport.h"
 
-/* Starts `program` on loopback, measures for about `seconds` each, stops it, and sets
- * exec_rtt_us_p50 and append_stored_gbps: null with a printed reason where that failed or program
- * is NULL. */
-void rpc_bench_node(struct pp_transport *transport, const char *program, uint64_t seconds,
-                    json_t *report);
+/* Starts `program` on loopback and connects; false with the reason printed. */
+bool rpc_bench_node_start(struct pp_transport *transport, const char *program);
+/* Also where none was started. The streams end with the transport. */
+void rpc_bench_node_stop(void);
+
+/* Microseconds of count attends, one after the other. */
+PP_MUST_USE enum pp_status rpc_bench_node_attends(size_t count, double *us_out);
+/* Seconds for 128 MiB to be sent, checked, stored and acknowledged, in a new part. */
+PP_MUST_USE enum pp_status rpc_bench_node_stored(double *seconds_out);
+/* Microseconds of attends, one after the other, while as much is sent as fast as it goes. */
+PP_MUST_USE enum pp_status rpc_bench_node_attends_in_bulk(double *us_out, size_t capacity,
+                                                          size_t *count_out);
 
 #endif
