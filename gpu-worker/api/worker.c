@@ -82,6 +82,43 @@ static size_t worker_node_options(struct gw_worker_options *options, struct pp_o
     return sizeof(table) / sizeof(table[0]);
 }
 
+static size_t worker_tls_options(struct gw_worker_options *options, struct pp_option *table_out)
+{
+    const struct pp_option table[] = {
+        {.name = "tls-ca-file",
+         .kind = PP_OPTION_TEXT,
+         .target = &options->tls_ca_file,
+         .group = "Security",
+         .default_text = "",
+         .value_name = "PATH",
+         .help = "PEM authorities that the nodes' certificates must come from. Turns TLS on."},
+        {.name = "tls-cert-file",
+         .kind = PP_OPTION_TEXT,
+         .target = &options->tls_cert_file,
+         .group = "Security",
+         .default_text = "",
+         .value_name = "PATH",
+         .help = "PEM certificate of this worker, which nodes ask for."},
+        {.name = "tls-key-file",
+         .kind = PP_OPTION_TEXT,
+         .target = &options->tls_key_file,
+         .group = "Security",
+         .default_text = "",
+         .value_name = "PATH",
+         .help = "PEM key of the certificate."},
+        {.name = "tls-server-name",
+         .kind = PP_OPTION_TEXT,
+         .target = &options->tls_server_name,
+         .group = "Security",
+         .default_text = "",
+         .value_name = "NAME",
+         .help =
+             "Name that every node's certificate carries, where their addresses are not in it."},
+    };
+    memcpy(table_out, table, sizeof(table));
+    return sizeof(table) / sizeof(table[0]);
+}
+
 static size_t worker_model_options(struct gw_worker_options *options, struct pp_option *table_out)
 {
     const struct pp_option table[] = {
@@ -146,6 +183,7 @@ static size_t worker_model_options(struct gw_worker_options *options, struct pp_
 size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_option *table_out)
 {
     size_t count = worker_node_options(options, table_out);
+    count += worker_tls_options(options, table_out + count);
     count += worker_model_options(options, table_out + count);
     PP_ASSERT(count <= GW_WORKER_OPTIONS_MAX);
     return count;
@@ -155,6 +193,13 @@ enum pp_status gw_worker_options_check(const struct gw_worker_options *options, 
 {
     struct gw_node_address nodes[GW_NODES_MAX];
     uint32_t count;
+    bool tls = options->tls_cert_file[0] != '\0' || options->tls_key_file[0] != '\0' ||
+               options->tls_server_name[0] != '\0';
+    if (tls && options->tls_ca_file[0] == '\0') {
+        fprintf(errors, "--tls-cert-file, --tls-key-file and --tls-server-name need --tls-ca-file, "
+                        "the authority of the nodes' certificates\n");
+        return PP_INVALID_ARGUMENT;
+    }
     return gw_nodes_parse(options->nodes, errors, nodes, &count);
 }
 
@@ -210,6 +255,31 @@ static enum pp_status worker_open_model(struct gw_worker *worker,
     return status;
 }
 
+static const char *worker_or_null(const char *text)
+{
+    return text != NULL && text[0] != '\0' ? text : NULL;
+}
+
+/* The options have been checked: there is no certificate without an authority. */
+static enum pp_status worker_open_tls(struct gw_worker *worker,
+                                      const struct gw_worker_options *options, FILE *errors)
+{
+    const struct pp_tls_config config = {
+        .ca_file = worker_or_null(options->tls_ca_file),
+        .cert_file = worker_or_null(options->tls_cert_file),
+        .key_file = worker_or_null(options->tls_key_file),
+        .server_name = worker_or_null(options->tls_server_name),
+    };
+    if (config.ca_file == NULL) {
+        return PP_OK;
+    }
+    enum pp_status status = pp_tls_new(&config, &worker->tls);
+    if (status != PP_OK) {
+        fprintf(errors, "the --tls-* files cannot be used: %s\n", pp_status_name(status));
+    }
+    return status;
+}
+
 static enum pp_status worker_open_remote(struct gw_worker *worker,
                                          const struct gw_worker_options *options, FILE *errors)
 {
@@ -218,10 +288,12 @@ static enum pp_status worker_open_remote(struct gw_worker *worker,
     if (config->node_count == 0) {
         return PP_OK;
     }
+    PP_TRY(worker_open_tls(worker, options, errors));
     struct pp_grpc_config grpc = {.clock = worker->clock, .spin_us = WORKER_SPIN_US};
     enum pp_status status = pp_grpc_transport_new(&grpc, &worker->transport);
     if (status == PP_OK) {
         config->transport = worker->transport;
+        config->tls = worker->tls;
         config->clock = worker->clock;
         config->shard = options->shard == 0 ? GW_SHARD_TOKENS : GW_SHARD_KV_HEADS;
         config->attend_timeout_us = options->node_timeout_us;
@@ -271,6 +343,7 @@ void gw_worker_close(struct gw_worker *worker)
     if (worker->transport != NULL) {
         worker->transport->ops->destroy(worker->transport);
     }
+    pp_tls_destroy(worker->tls);
     gw_engine_destroy(worker->engine);
     if (worker->device != NULL) {
         worker->device->ops->destroy(worker->device);

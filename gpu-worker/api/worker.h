@@ -14,6 +14,7 @@
 #include "common/base/clock.h"
 #include "common/base/options.h"
 #include "common/base/status.h"
+#include "common/rpc/security.h"
 #include "gpu-worker/engine/engine.h"
 #include "gpu-worker/model/gguf.h"
 #include "gpu-worker/model/tokenizer.h"
@@ -33,10 +34,12 @@ struct gw_worker_options {
     bool nodes_plan;
     int log_level;
     bool quiet; /* no progress on stderr */
+    /* PEM files and a name; "" or NULL: none. Without an authority: plain text. */
+    const char *tls_ca_file, *tls_cert_file, *tls_key_file, *tls_server_name;
 };
 
 /* The options of these, for a program's table: writes at most GW_WORKER_OPTIONS_MAX entries. */
-#define GW_WORKER_OPTIONS_MAX 16u
+#define GW_WORKER_OPTIONS_MAX 24u
 size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_option *table_out);
 
 /* What they alone tell to be wrong: PP_INVALID_ARGUMENT with a line on errors. */
@@ -49,6 +52,7 @@ struct gw_worker {
     struct gw_tokenizer *tokenizer;
     struct gw_device *device;
     struct gw_engine *engine;
+    struct pp_tls *tls; /* NULL: plain text */
     struct pp_transport *transport;
     struct gw_remote *remote; /* NULL: no nodes */
     struct gw_remote_config remote_config;

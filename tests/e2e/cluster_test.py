@@ -21,6 +21,7 @@ WORKER = BUILD / "gpu-worker" / "gpu-worker"
 CTL = BUILD / "deploy" / "ctl" / "pigpenctl"
 MODEL = os.environ.get("PIGPEN_MODEL",
                        str(ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"))
+CERTIFICATES = ROOT / "deploy" / "certificates"
 TEXT = pathlib.Path("/usr/share/common-licenses/GPL-3")
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("PIGPEN_")}
 OPTIONS = ("--memory-limit=2GiB", "--drain-timeout=5s")
@@ -156,6 +157,26 @@ class ClusterTest(unittest.TestCase):
         self.assertIn("MEMORY", done.stderr)
         self.assertIn("n0", done.stderr)
         self.assertEqual(listed.stdout.splitlines()[-1], "0 parts", listed.stderr)
+
+    def test_worker_with_a_certificate_is_answered_over_tls_and_one_without_is_not(self):
+        subprocess.run([str(CERTIFICATES), str(self.path / "tls")], check=True, timeout=60)
+        trust = (f"--tls-ca-file={self.path}/tls/ca.pem", "--tls-server-name=attn-node")
+
+        def own(name):
+            return (f"--tls-cert-file={self.path}/tls/{name}.pem",
+                    f"--tls-key-file={self.path}/tls/{name}.key")
+        ask = ("generate", "--prompt=Hello", "--max-tokens=2", "--quiet")
+        with node_process.Node(NODE, *OPTIONS, *own("attn-node"),
+                               f"--tls-ca-file={self.path}/tls/ca.pem") as node:
+            done = worker(*ask, nodes_option((node,)), *trust, *own("gpu-worker"))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertTrue(done.stdout.strip())
+            done = worker(*ask, nodes_option((node,)), *trust)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("node n0 ", done.stderr)
+        done = worker(*ask, "--nodes=lost=127.0.0.1:1", *own("gpu-worker"))
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("need --tls-ca-file", done.stderr)
 
     def test_no_node_at_the_address_is_a_clear_error(self):
         done = worker("generate", "--prompt=Hello", "--nodes=lost=127.0.0.1:1")

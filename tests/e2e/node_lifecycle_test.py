@@ -18,6 +18,7 @@ import node_process  # noqa: E402
 BUILD = pathlib.Path(os.environ.get("PIGPEN_BUILD", HERE.parents[1] / "build" / "release"))
 NODE = BUILD / "attn-node" / "attn-node"
 CTL = BUILD / "deploy" / "ctl" / "pigpenctl"
+CERTIFICATES = HERE.parents[1] / "deploy" / "certificates"
 OPTIONS = ("--memory-limit=1GiB", "--drain-timeout=10s")
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("PIGPEN_")}
 
@@ -172,26 +173,15 @@ class LifecycleTest(unittest.TestCase):
 
     def test_tls_node_answers_only_to_its_authority(self):
         with tempfile.TemporaryDirectory() as folder:
+            subprocess.run([str(CERTIFICATES), folder], check=True, timeout=60)
             def path(name):
                 return os.path.join(folder, name)
-            def openssl(*arguments):
-                subprocess.run(["openssl", *arguments], check=True, capture_output=True)
-            openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
-                    "-nodes", "-keyout", path("ca.key"), "-out", path("ca.pem"), "-days", "2",
-                    "-subj", "/CN=test authority")
-            with open(path("extensions"), "w", encoding="utf-8") as file:
-                file.write("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-            openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
-                    "-keyout", path("node.key"), "-out", path("node.csr"), "-subj", "/CN=node")
-            openssl("x509", "-req", "-in", path("node.csr"), "-CA", path("ca.pem"), "-CAkey",
-                    path("ca.key"), "-CAcreateserial", "-days", "2", "-extfile",
-                    path("extensions"), "-out", path("node.pem"))
-            with node_process.Node(NODE, *OPTIONS, f"--tls-cert-file={path('node.pem')}",
-                                   f"--tls-key-file={path('node.key')}",
+            with node_process.Node(NODE, *OPTIONS, f"--tls-cert-file={path('attn-node.pem')}",
+                                   f"--tls-key-file={path('attn-node.key')}",
                                    f"--tls-ca-file={path('ca.pem')}") as started:
                 ask = ("health", "--node", started.address, "--timeout=3s")
                 trusted = (f"--tls-ca-file={path('ca.pem')}", )
-                own = (f"--tls-cert-file={path('node.pem')}", f"--tls-key-file={path('node.key')}")
+                own = (f"--tls-cert-file={path('attn-node.pem')}", f"--tls-key-file={path('attn-node.key')}")
                 self.assertEqual(ctl(*ask, *trusted, *own).returncode, 0)
                 self.assertEqual(ctl(*ask).returncode, 3)  # plain text
                 self.assertEqual(ctl(*ask, *trusted).returncode, 3)  # no certificate of its own
