@@ -141,8 +141,8 @@ class ComposeTest(unittest.TestCase):
         compose("up", "-d", *services, **settings)
 
     def down(self):
-        compose("down")
-        for kind in (("ps", "-a"), ("network", "ls"), ("pod", "ps")):
+        compose("down", "-v")
+        for kind in (("ps", "-a"), ("network", "ls"), ("pod", "ps"), ("volume", "ls")):
             left = podman(*kind, "-q", "--filter", f"label=io.podman.compose.project={PROJECT}")
             self.assertEqual(left.stdout, "", kind)
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 import urllib.request
 
@@ -90,10 +91,24 @@ def check_config(arguments, environment):
     assert done.returncode == 0, (arguments, environment, done.stderr)
 
 
+def certificates(test):
+    """A folder with what deploy/certificates makes."""
+    folder = tempfile.TemporaryDirectory()
+    test.addCleanup(folder.cleanup)
+    subprocess.run([str(ROOT / "deploy" / "certificates"), folder.name], check=True, timeout=60)
+    return folder.name
+
+
 def option(arguments, name):
     found = [a.split("=", 1)[1] for a in arguments if a.startswith(f"--{name}=")]
     assert len(found) == 1, (name, arguments)
     return found[0].strip()
+
+
+def names_host(folder, name):
+    done = subprocess.run(["openssl", "x509", "-in", f"{folder}/attn-node.pem", "-noout",
+                           "-checkhost", name], check=True, timeout=60, capture_output=True, text=True)
+    return "does match" in done.stdout
 
 
 class KubernetesTest(unittest.TestCase):
@@ -154,7 +169,10 @@ class KubernetesTest(unittest.TestCase):
         check_config(self.worker["args"], {})
 
     def test_probes_are_answered_by_a_node_with_these_options(self):
-        taken = {name: value for name, value in self.environment.items()
+        folder = certificates(self)
+        secret = {"tls.crt": "attn-node.pem", "tls.key": "attn-node.key", "ca.crt": "ca.pem"}
+        taken = {name: f"{folder}/{secret[value[len('/tls/'):]]}" if "_TLS_" in name else value
+                 for name, value in self.environment.items()
                  if name not in ("PIGPEN_LISTEN", "PIGPEN_ADMIN_LISTEN", "PIGPEN_MEMORY_LIMIT")}
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with node_process.Node(PROGRAMS["attn-node"], "--memory-limit=512MiB",
@@ -180,6 +198,22 @@ class KubernetesTest(unittest.TestCase):
         pods = [f"{self.nodes['metadata']['name']}-{i}" for i in range(self.nodes["spec"]["replicas"])]
         self.assertEqual(option(self.worker["args"], "nodes"),
                          ",".join(f"{pod}={pod}.{service}:{port}" for pod in pods))
+
+    def test_nodes_and_worker_ask_each_other_for_certificates_from_their_secrets(self):
+        self.assertNotIn("PIGPEN_INSECURE", self.environment)
+        for spec, secret in ((self.pod["spec"], "attn-node-tls"),
+                             (self.job["spec"]["template"]["spec"], "gpu-worker-tls")):
+            volume = [v for v in spec["volumes"] if v["name"] == "tls"][0]["secret"]
+            self.assertEqual(volume["secretName"], secret)
+            self.assertEqual(volume["defaultMode"], 0o440)
+            self.assertEqual(spec["securityContext"]["fsGroup"], 65532)
+            mounts = {m["name"]: m["mountPath"] for m in spec["containers"][0]["volumeMounts"]}
+            self.assertEqual(mounts["tls"], "/tls")
+        files = {"cert": "/tls/tls.crt", "key": "/tls/tls.key", "ca": "/tls/ca.crt"}
+        for name, path in files.items():
+            self.assertEqual(self.environment[f"PIGPEN_TLS_{name.upper()}_FILE"], path)
+            self.assertEqual(option(self.worker["args"], f"tls-{name}-file"), path)
+        self.assertTrue(names_host(certificates(self), option(self.worker["args"], "tls-server-name")))
 
     def test_pods_hold_to_the_restricted_standard(self):
         for spec in (self.pod["spec"], self.job["spec"]["template"]["spec"]):
@@ -210,18 +244,34 @@ class ComposeTest(unittest.TestCase):
         for name, node in self.nodes.items():
             check_config(node["command"], node["environment"])
             self.assertEqual(node["environment"]["PIGPEN_NODE_NAME"], name)
+            self.assertEqual(node["depends_on"],
+                             {"certificates": {"condition": "service_completed_successfully"}})
             self.assertEqual(node["healthcheck"]["test"], ["CMD", "pigpenctl", "health"])
             self.assertGreaterEqual(
                 seconds(node["stop_grace_period"]),
                 seconds(node["environment"]["PIGPEN_DRAIN_TIMEOUT"]) + SHUTDOWN_SECONDS + SPARE_SECONDS)
             self.assertGreaterEqual(size(node["mem_limit"]), 512 << 20)
 
-    def test_no_port_is_published_while_nodes_are_insecure(self):
+    def test_services_publish_no_port_and_are_confined(self):
         for name, service in self.services.items():
             self.assertNotIn("ports", service, name)
-            self.assertNotIn("network_mode", service, name)
+            self.assertEqual(service.get("network_mode", "none"), "none", name)
             self.assertTrue(service["read_only"], name)
             self.assertEqual(service["cap_drop"], ["ALL"], name)
+
+    def test_nodes_and_worker_ask_each_other_for_certificates_of_the_first_service(self):
+        folder = certificates(self)
+        maker = self.services["certificates"]
+        self.assertEqual(maker["command"], ["pigpen-certificates", "--keep", "/tls"])
+        for service in (*self.nodes.values(), self.services["worker"]):
+            self.assertIn("tls:/tls:ro", service["volumes"])
+            self.assertNotIn("PIGPEN_INSECURE", service["environment"])
+            for name in ("CERT", "KEY", "CA"):
+                path = service["environment"][f"PIGPEN_TLS_{name}_FILE"]
+                self.assertTrue(pathlib.Path(path.replace("/tls", folder)).is_file(), path)
+        self.assertTrue(names_host(
+            folder, self.services["worker"]["environment"]["PIGPEN_TLS_SERVER_NAME"]))
+        self.assertFalse(names_host(folder, "another"))
 
     def test_worker_waits_for_all_nodes_and_names_them(self):
         worker = self.services["worker"]
@@ -232,7 +282,7 @@ class ComposeTest(unittest.TestCase):
                  for name, node in self.nodes.items()}
         self.assertEqual(option(worker["command"], "nodes"),
                          ",".join(f"{name}={name}:{port}" for name, port in ports.items()))
-        mounted = worker["volumes"][0].split(":")[1]
+        mounted = worker["volumes"][-1].split(":")[1]
         self.assertEqual(option(worker["command"], "model"), mounted)
 
 
@@ -260,7 +310,7 @@ class FilesTest(unittest.TestCase):
         self.assertEqual((ROOT / ".dockerignore").read_text().splitlines(), lines)
 
     def test_scripts_tell_their_usage_and_refuse_what_they_do_not_know(self):
-        for name in ("image", "install-build-deps"):
+        for name in ("image", "install-build-deps", "certificates"):
             script = str(ROOT / "deploy" / name)
             shown = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=60)
             self.assertEqual(shown.returncode, 0)
