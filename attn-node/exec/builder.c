@@ -6,6 +6,7 @@
 
 #include <stdlib.h>
 
+#include "attn-node/kv/merge.h"
 #include "common/base/assert.h"
 #include "common/run/ring.h"
 #include "common/run/thread.h"
@@ -71,12 +72,23 @@ enum pp_status an_builder_new(const struct an_builder_config *config,
     return PP_OK;
 }
 
+/* Gives a segment that was built, or was not, back to whoever wants it. */
+static bool hand_back(struct an_segment *segment)
+{
+    return segment->merge != NULL ? an_merge_publish(segment) : an_segment_publish(segment);
+}
+
 static uint32_t publish(struct an_builder *builder, struct an_segment *segment)
 {
+    bool merged = segment->merge != NULL;
     if (builder->config.build_seconds != NULL && segment->build.status == PP_OK) {
         pp_stat_observe(builder->config.build_seconds, (double)segment->build.took_us * 1e-6);
     }
-    return an_segment_publish(segment) ? 1 : 0;
+    bool published = hand_back(segment);
+    if (merged && published && builder->config.merges != NULL) {
+        pp_stat_add(builder->config.merges, 1);
+    }
+    return published ? 1 : 0;
 }
 
 static uint32_t take_results(struct an_builder *builder)
@@ -97,7 +109,7 @@ static bool drop_unwanted(struct an_segment *segment)
         return false;
     }
     segment->build.status = PP_CANCELLED;
-    (void)an_segment_publish(segment);
+    (void)hand_back(segment);
     return true;
 }
 
@@ -162,14 +174,14 @@ void an_builder_destroy(struct an_builder *builder)
         while ((segment = pp_ring_pop(builder->requests)) != NULL) {
             builder->in_work--;
             segment->build.status = PP_CANCELLED;
-            (void)an_segment_publish(segment);
+            (void)hand_back(segment);
         }
         PP_ASSERT(builder->in_work == 0);
     }
     struct an_segment *segment;
     while ((segment = an_store_build_pop(builder->config.store)) != NULL) {
         segment->build.status = PP_CANCELLED;
-        (void)an_segment_publish(segment);
+        (void)hand_back(segment);
     }
     pp_ring_destroy(builder->results);
     pp_ring_destroy(builder->requests);

@@ -1,9 +1,9 @@
 /*
- * Builds the indexes of sealed segments: on a thread of its own at low priority, or inline
- * (build_sync), which makes the layout a function of what was appended. Segments travel to the
- * thread and back through rings; between, exec only drops references. Publishing is exec's. On the
- * walk: exec (append, seal) > builder > index > exec (publish). It refuses to know parts. Threads:
- * new, pump and destroy on the exec thread.
+ * Builds the indexes of sealed and of merged segments: on a thread of its own at low priority, or
+ * inline (build_sync), which makes the layout a function of what was appended. Segments travel to
+ * the thread and back through rings; between, exec only drops references. Publishing is exec's. On
+ * the walk: exec (append, seal) > builder > index > exec (publish). It refuses to know parts.
+ * Threads: new, pump and destroy on the exec thread.
  */
 #ifndef PIGPEN_ATTN_NODE_EXEC_BUILDER_H
 #define PIGPEN_ATTN_NODE_EXEC_BUILDER_H
@@ -22,6 +22,7 @@ struct an_builder_config {
     struct pp_clock clock;
     bool sync;
     struct pp_stat *build_seconds; /* histogram, or NULL */
+    struct pp_stat *merges;        /* counter, or NULL */
     /* Called on the builder's thread when a build has ended; not when sync. */
     void (*wake)(void *context);
     void *wake_context;

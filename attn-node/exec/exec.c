@@ -16,6 +16,7 @@
 #define THREAD_WAIT_US  100000u
 #define JOBS_A_POLL     64u
 #define ATTENDS_IN_TURN 16u
+#define MERGES_MAX      16u /* at once: each holds the memory of its index */
 
 static void wake_from_builder(void *context)
 {
@@ -67,6 +68,8 @@ static void stats_init(struct an_exec_stats *own, struct pp_stats *stats)
         "Relative error that the node estimates of its answers' first heads.", 1e-3, 2, 12);
     own->build_seconds = pp_stats_histogram(stats, "pigpen_node_index_build_seconds", "",
                                             "Time to index a segment.", 1e-3, 2, 16);
+    own->merges = pp_stats_counter(stats, "pigpen_node_index_merges_total", "",
+                                   "Runs of neighbouring segments that became one.");
 }
 
 static enum pp_status exec_parts_new(struct an_exec *exec)
@@ -83,6 +86,7 @@ static enum pp_status exec_parts_new(struct an_exec *exec)
         .clock = config->clock,
         .sync = config->build_sync,
         .build_seconds = exec->stats.build_seconds,
+        .merges = exec->stats.merges,
         .wake = wake_from_builder,
         .wake_context = exec,
     };
@@ -106,6 +110,9 @@ enum pp_status an_exec_new(const struct an_exec_config *config, struct an_exec *
     exec->store.limit = &exec->limit;
     exec->store.hugepages = config->hugepages;
     exec->store.seal_tokens = config->seal_tokens;
+    exec->store.merges_max = config->keep_segments ? 0
+                             : config->build_sync  ? UINT32_MAX
+                                                   : MERGES_MAX;
     exec->store.index_tokens_min = config->index_tokens_min > 0 ? config->index_tokens_min : 1;
     if (config->stats != NULL) {
         stats_init(&exec->stats, config->stats);

@@ -260,6 +260,7 @@ struct an_exec_config {
     uint32_t index_tokens_min; /* 1,024 */
     uint64_t lease_us;         /* 10 min */
     bool build_sync;
+    bool keep_segments; /* no merging: for tests and benches of many segments */
     enum pp_hugepages hugepages;
     uint32_t queue_depth; /* of the ring; 256 */
     struct pp_stats *stats;

@@ -21,7 +21,7 @@ struct an_exec_stats {
     struct pp_stat *rows_read, *rows_held;
     struct pp_stat *stage_queue, *stage_scan;
     struct pp_stat *rel_err_lsh;
-    struct pp_stat *build_seconds;
+    struct pp_stat *build_seconds, *merges;
     struct pp_stat *limit_bytes, *usage_ratio, *parts, *tokens_held;
     struct pp_stat *used[PP_MEMORY_RPC]; /* the kinds before rpc, which is the service's */
 };

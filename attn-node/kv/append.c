@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attn-node/kv/merge.h"
 #include "common/base/assert.h"
 
 #define COPY_BLOCK_TOKENS 64u
@@ -336,6 +337,7 @@ enum pp_status an_append_apply(struct an_layer *layer, const struct an_append *a
     }
     an_extent_release(mark.extent);
     an_layer_schedule(layer, mark.view_count);
+    an_merge_plan(layer);
     an_layer_account_tail(layer);
     *duplicate_out = false;
     return PP_OK;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attn-node/kv/merge.h"
 #include "common/base/assert.h"
 
 void an_layer_init(struct an_layer *layer, struct an_params *params, bool dense)
@@ -22,6 +23,7 @@ void an_layer_deinit(struct an_layer *layer)
     if (layer->params == NULL) {
         return;
     }
+    an_merge_drop(layer);
     an_layer_staging_drop(layer);
     enum pp_status shrunk = an_layer_reserve_index(layer, 0);
     PP_ASSERT(shrunk == PP_OK);

@@ -38,6 +38,7 @@ struct an_layer {
     uint64_t tail_index_charge;      /* bytes reserved for the tail's index */
     uint64_t tail_kv_charge;         /* bytes shown as tail, not as kv */
     struct an_staging staging;
+    struct an_segment *merge; /* the merge under way, with a reference; NULL: none */
 };
 
 void an_layer_init(struct an_layer *layer, struct an_params *params, bool dense);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "attn-node/kv/fork.h"
+#include "attn-node/kv/merge.h"
 #include "attn-node/kv/truncate.h"
 #include "common/base/assert.h"
 
@@ -261,6 +262,7 @@ enum pp_status an_part_seal(struct an_part *part, const uint32_t *layers, uint32
         an_layer_schedule(layer, before);
         an_layer_account_tail(layer);
         segments += layer->view_count - before;
+        an_merge_plan(layer);
     }
     *segments_out = segments;
     return PP_OK;
@@ -295,6 +297,9 @@ uint64_t an_part_bytes(const struct an_part *part)
         bytes += counted ? 0 : layer->params->charged_bytes;
         bytes += layer->tail_index_charge + layer->staging.codes_bytes +
                  layer->staging.centre_bytes + layer->view_capacity * sizeof(struct an_view);
+        if (layer->merge != NULL) {
+            bytes += layer->merge->index_charge + layer->merge->own_charge;
+        }
         const struct an_extent *last = NULL;
         for (uint32_t j = 0; j < layer->view_count; j++) {
             const struct an_segment *segment = layer->views[j].segment;

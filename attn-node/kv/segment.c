@@ -32,6 +32,7 @@ enum pp_status an_segment_new(struct an_params *params, struct an_extent *extent
     segment->begin = begin;
     segment->count = count;
     segment->references = 1;
+    segment->owns_rows = true;
     an_params_acquire(params);
     an_extent_acquire(extent);
     *segment_out = segment;
@@ -81,12 +82,12 @@ void an_segment_release(struct an_segment *segment)
         }
         return;
     }
-    PP_ASSERT(!segment->in_build);
+    PP_ASSERT(!segment->in_build && segment->merge == NULL);
     segment_free_indexes(segment, segment->index);
     segment_free_indexes(segment, segment->build.made);
     segment_free_codes(segment);
     struct an_extent *extent = segment->extent;
-    if (extent->filled == segment->begin + segment->count) {
+    if (segment->owns_rows && extent->filled == segment->begin + segment->count) {
         extent->filled = segment->begin;
     }
     struct an_params *params = segment->params;

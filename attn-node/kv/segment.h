@@ -34,15 +34,17 @@ struct an_segment {
     uint32_t begin; /* first row in the extent */
     uint32_t count;
     uint32_t references;
-    bool indexed;            /* index[] may be used */
-    bool in_build;           /* waiting for or with the builder */
-    float *centre;           /* [kv head][dim] f32, mean key summed in f64; set by the build */
+    bool indexed;   /* index[] may be used */
+    bool in_build;  /* waiting for or with the builder */
+    bool owns_rows; /* its end gives its rows back: not before a merge has ended, not after */
+    float *centre;  /* [kv head][dim] f32, mean key summed in f64; set by the build */
     struct an_index **index; /* [kv head]; NULL until published */
     uint64_t index_charge;   /* bytes charged for the indexes */
     uint64_t own_charge;     /* bytes charged for this struct and its arrays */
     _Atomic bool cancelled;  /* no view refers to it any more: the build may stop */
     struct an_segment_build build;
     struct an_segment *build_next;
+    struct an_merge *merge; /* of a segment that is being made of others: merge.h */
 };
 
 /* Takes references to params and extent. Starts with one reference and no index. PP_MEMORY. */

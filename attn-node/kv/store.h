@@ -27,6 +27,7 @@ struct an_store {
      * build runs at a time; released when the last set of sampling parameters goes. */
     uint64_t build_scratch_bytes;
     uint32_t sampling_params;
+    uint32_t merges, merges_max; /* under way, of all layers; each reserves its index before */
     /* Sealed segments that want an index and were not given to the builder yet: a list through
      * an_segment.build_next, in order of sealing. It holds a reference to each. */
     struct an_segment *build_first, *build_last;

@@ -3,6 +3,7 @@
  */
 #include "attn-node/kv/truncate.h"
 
+#include "attn-node/kv/merge.h"
 #include "common/base/assert.h"
 
 static void cut_tail(struct an_layer *layer, uint32_t count)
@@ -24,6 +25,9 @@ void an_truncate_layer(struct an_layer *layer, uint64_t held_tokens)
     uint64_t sealed = layer->sealed_tokens;
     if (layer->tail_count > 0) {
         cut_tail(layer, held_tokens > sealed ? (uint32_t)(held_tokens - sealed) : 0);
+    }
+    if (sealed > held_tokens) {
+        an_merge_drop(layer);
     }
     while (layer->sealed_tokens > held_tokens) {
         struct an_view *view = &layer->views[layer->view_count - 1];

@@ -55,6 +55,7 @@ static void bed_start(struct bed *bed, const struct shape *shape, uint32_t segme
     *bed = (struct bed){.fixture = {.now_us = 1}, .shape = *shape};
     struct an_exec_config config = fixture_config(&bed->fixture);
     config.threads = 3;
+    config.keep_segments = true;
     fixture_start(&bed->fixture, &config);
     bed->handle = fixture_open(&bed->fixture, shape, 1);
     uint32_t l = shape->estimator.l;

@@ -89,6 +89,9 @@ static void background_and_inline_builds_answer_alike(void **state)
         uint64_t handle = fixture_open(&fixture, &shape, 1);
         assert_int_equal(fixture_append(&fixture, handle, 1, &shape, 0, 0, 4096, 3, false), PP_OK);
         wait_indexed(&fixture, handle, 4096);
+        while (info(&fixture, handle)->segments > 1) { /* until they are merged */
+            (void)an_exec_poll(fixture.exec, 100000);
+        }
         struct an_attend_item item;
         assert_int_equal(fixture_attend(&fixture, handle, 1, 0, 4096, 1, q, 4, 64, PP_LSH, &item),
                          PP_OK);
