@@ -1,7 +1,8 @@
 /*
- * One layer's attend, exact, lsh or as planned, beside the plain read loop and the exact attend of
- * the same run: the three are interleaved, since memory's speed changes by itself and only ratios
- * mean anything. gbps counts the bytes of the rows read, each once; stream_gbps is the read loop's.
+ * One layer's attend, exact, sampled or as planned, beside the plain read loop and the exact attend
+ * of the same run: the three are interleaved, since memory's speed changes by itself and only
+ * ratios mean anything. gbps counts the bytes of the rows read, each once; stream_gbps is the read
+ * loop's.
  */
 #include <math.h>
 #include <stdbool.h>
@@ -13,6 +14,7 @@
 #include "bench/bench_layer.h"
 #include "common/base/limits.h"
 #include "common/base/options.h"
+#include "common/base/rng.h"
 #include "common/run/team.h"
 
 #define ROUNDS_MAX  4096u
@@ -48,21 +50,20 @@ static const struct pp_option options[] = {
     NUMBER("dim", dim, "128", "Head dimension."),
     TEXT("dtype", dtype, "bf16", "NAME", "bf16, f16, f32 or int8."),
     TEXT("estimator", estimator, "lsh", "NAME",
-         "exact, lsh, or auto: what the planner takes, beside both."),
+         "exact, lsh, sketch, or auto-lsh, auto-sketch: what the planner takes, beside both."),
     NUMBER("k", k, "10", "lsh: bits a table."),
     NUMBER("l", l, "150", "lsh: tables."),
     NUMBER("t", t, "2", "lsh: tables that must collide."),
-    NUMBER("bits", bits, "0", "sketch: bits a dimension. This build has no sketch: only 0."),
-    REAL("rows-share", rows_share, "0",
-         "sketch: share of distinct keys a kv head. This build has no sketch: only 0."),
+    NUMBER("bits", bits, "2", "sketch: bits a dimension, 1, 2 or 4."),
+    REAL("rows-share", rows_share, "0.04", "sketch: share of distinct keys a kv head."),
     NUMBER("threads", threads, "0", "Threads; 0: what this process may use."),
     NUMBER("cold-mib", cold_mib, "0", "MiB of other memory read before each measurement."),
     REAL("seconds", seconds, "5", "How long to measure."),
     TEXT("json", json, "", "PATH", "Append the report here."),
 };
 
-/* A piece of a sampled or planned attend: one q head by the index, or a block of rows for a group.
- */
+/* A piece of a sampled or planned attend: some q heads of a group by the index, or a block of rows
+ * for the group. */
 struct piece {
     uint32_t segment; /* of all kv heads' */
     uint32_t head, lanes;
@@ -79,16 +80,23 @@ static struct run {
     float *sums;
     uint32_t piece_count, partial_count;
     uint32_t sampled_segments;
+    uint64_t step;               /* of the random numbers */
     double sampled_ns, exact_ns; /* predicted, of one thread */
 } run;
 
-static struct an_index_query query_of(const struct bench_layer *layer, uint64_t head)
+static struct an_index_query query_of(const struct bench_layer *layer, uint64_t head,
+                                      uint32_t lanes, uint32_t segment)
 {
     uint32_t dim = layer->shape.head_dim;
-    return (struct an_index_query){.heads = 1,
-                                   .q = layer->q + head * dim,
-                                   .q_scaled = layer->q_scaled + head * dim,
-                                   .codes = run.codes + head * layer->params.estimator.l};
+    return (struct an_index_query){
+        .heads = lanes,
+        .q = layer->q + head * dim,
+        .q_scaled = layer->q_scaled + head * dim,
+        .codes = run.codes + head * layer->params.estimator.l,
+        .draw = {.seed = pp_rng_at(run.step, head),
+                 .first = (uint64_t)(segment % layer->segments_a_head) * PP_SEGMENT_TOKENS_MAX},
+        .rows_share = layer->params.estimator.rows_share,
+    };
 }
 
 static void run_piece(void *context, uint64_t index, uint32_t thread)
@@ -100,7 +108,7 @@ static void run_piece(void *context, uint64_t index, uint32_t thread)
         an_accumulator_clear(&piece->partials[i], layer->shape.head_dim);
     }
     if (piece->sampled) {
-        struct an_index_query query = query_of(layer, piece->head);
+        struct an_index_query query = query_of(layer, piece->head, piece->lanes, piece->segment);
         an_index_attend(segment->index, &layer->params, &segment->rows, 0, segment->tokens, &query,
                         layer->scratch[thread], piece->partials);
     } else {
@@ -130,15 +138,21 @@ static void plan_segment(const struct bench_layer *layer, uint32_t index)
     uint32_t group = pp_shape_group(&layer->shape);
     uint32_t head = index / layer->segments_a_head * group;
     struct an_index_costs costs;
-    bool pays =
-        an_index_pays(segment->index, &layer->params, &segment->rows, 0, segment->tokens, group,
-                      run.codes + (uint64_t)head * layer->params.estimator.l, &costs);
+    struct an_index_lanes lanes = {
+        .group = group,
+        .count = group,
+        .codes = run.codes + (uint64_t)head * layer->params.estimator.l,
+        .rows_share = layer->params.estimator.rows_share,
+    };
+    bool pays = an_index_pays(segment->index, &layer->params, &segment->rows, 0, segment->tokens,
+                              &lanes, &costs);
     bool sampled = pays || !run.plan;
     run.sampled_ns += costs.sampled_ns;
     run.exact_ns += costs.exact_ns;
     run.sampled_segments += sampled;
-    for (uint32_t g = 0; g < group && sampled; ++g) {
-        add_piece(index, head + g, 1, 0, segment->tokens, true);
+    uint32_t step = an_index_heads_at_once(&layer->params, group);
+    for (uint32_t g = 0; g < group && sampled; g += step) {
+        add_piece(index, head + g, group - g < step ? group - g : step, 0, segment->tokens, true);
     }
     for (uint32_t at = 0; at < segment->tokens && !sampled; at += layer->piece_tokens) {
         uint32_t end = at + layer->piece_tokens;
@@ -149,7 +163,10 @@ static void plan_segment(const struct bench_layer *layer, uint32_t index)
 /* The attend as a node does it: signatures, plan, pieces, sums merged in order. */
 static void planned_attend(struct bench_layer *layer)
 {
-    pp_hash_queries(layer->params.hash, layer->q, layer->shape.q_heads, run.codes);
+    if (layer->params.hash != NULL) {
+        pp_hash_queries(layer->params.hash, layer->q, layer->shape.q_heads, run.codes);
+    }
+    ++run.step;
     run.piece_count = run.partial_count = run.sampled_segments = 0;
     run.sampled_ns = run.exact_ns = 0.0;
     for (uint32_t i = 0; i < layer->shape.kv_heads * layer->segments_a_head; ++i) {
@@ -168,7 +185,7 @@ static void planned_attend(struct bench_layer *layer)
     }
 }
 
-static void lsh_attend(struct bench_layer *layer)
+static void sampled_attend(struct bench_layer *layer)
 {
     run.plan = false;
     planned_attend(layer);
@@ -186,7 +203,7 @@ static enum pp_status run_make(struct bench_layer *layer)
     uint32_t blocks = PP_SEGMENT_TOKENS_MAX / layer->piece_tokens + 1;
     uint32_t partials = layer->shape.q_heads * layer->segments_a_head * blocks;
     uint32_t count = partials + layer->shape.q_heads;
-    run.codes = calloc(layer->shape.q_heads * (uint64_t)layer->params.estimator.l, 2);
+    run.codes = calloc(layer->shape.q_heads * (uint64_t)layer->params.estimator.l + 1, 2);
     run.pieces = calloc(partials, sizeof(*run.pieces));
     run.partials = calloc(count, sizeof(*run.partials));
     run.sums = calloc(count * 2ull * dim, sizeof(*run.sums));
@@ -236,6 +253,7 @@ static enum pp_status count_rows(struct bench_layer *layer, double *share_q, dou
     uint64_t reads = 0;
     uint64_t distinct = 0;
     uint32_t group = pp_shape_group(&layer->shape);
+    uint32_t step = an_index_heads_at_once(&layer->params, group);
     uint16_t *ids = malloc(PP_SEGMENT_TOKENS_MAX * sizeof(*ids));
     float *log_u = malloc(PP_SEGMENT_TOKENS_MAX * sizeof(*log_u));
     uint8_t *seen = malloc(PP_SEGMENT_TOKENS_MAX);
@@ -243,13 +261,14 @@ static enum pp_status count_rows(struct bench_layer *layer, double *share_q, dou
     for (uint32_t i = 0; ready && i < layer->shape.kv_heads * layer->segments_a_head; ++i) {
         const struct bench_segment *segment = &layer->segments[i];
         memset(seen, 0, PP_SEGMENT_TOKENS_MAX);
-        for (uint32_t g = 0; g < group; ++g) {
-            struct an_index_query query =
-                query_of(layer, (uint64_t)(i / layer->segments_a_head) * group + g);
+        for (uint32_t g = 0; g < group; g += step) {
+            uint32_t lanes = group - g < step ? group - g : step;
+            uint64_t head = (uint64_t)(i / layer->segments_a_head) * group + g;
+            struct an_index_query query = query_of(layer, head, lanes, i);
             uint32_t count =
                 an_index_sample(segment->index, &layer->params, &segment->rows, 0, segment->tokens,
                                 &query, layer->scratch[0], ids, log_u);
-            reads += count;
+            reads += (uint64_t)count * lanes;
             for (uint32_t r = 0; r < count; ++r) {
                 distinct += seen[ids[r]] == 0;
                 seen[ids[r]] = 1;
@@ -264,17 +283,17 @@ static enum pp_status count_rows(struct bench_layer *layer, double *share_q, dou
     return ready ? PP_OK : PP_MEMORY;
 }
 
-enum series { STREAM, EXACT, LSH, AUTO, SERIES };
+enum series { STREAM, EXACT, SAMPLED, AUTO, SERIES };
 static double times[SERIES][ROUNDS_MAX];
 
 /* Rounds of the read loop, exact and what else is wanted; returns how many. */
-static uint32_t measure_rounds(struct bench_layer *layer, bool lsh, bool plan)
+static uint32_t measure_rounds(struct bench_layer *layer, bool sampled, bool plan)
 {
     double spent_ms = 0.0;
     uint32_t rounds = 0;
     for (uint32_t i = 0; i < ROUNDS_MAX + WARM_ROUNDS; ++i) {
         double round[SERIES] = {timed(bench_layer_stream, layer), timed(bench_layer_exact, layer)};
-        round[LSH] = lsh ? timed(lsh_attend, layer) : 0.0;
+        round[SAMPLED] = sampled ? timed(sampled_attend, layer) : 0.0;
         round[AUTO] = plan ? timed(auto_attend, layer) : 0.0;
         for (uint32_t series = 0; series < SERIES && i >= WARM_ROUNDS; ++series) {
             times[series][rounds] = round[series];
@@ -293,27 +312,28 @@ static void report_plan(json_t *report, const struct bench_layer *layer, uint32_
     uint32_t segments = layer->shape.kv_heads * layer->segments_a_head;
     json_object_set_new(report, "sampled_share",
                         json_real((double)run.sampled_segments / segments));
-    json_object_set_new(report, "lsh_ms_median", json_real(bench_median(times[LSH], rounds)));
+    json_object_set_new(report, "sampled_ms_median",
+                        json_real(bench_median(times[SAMPLED], rounds)));
     json_object_set_new(report, "exact_ms_min", json_real(bench_min(times[EXACT], rounds)));
-    json_object_set_new(report, "lsh_ms_min", json_real(bench_min(times[LSH], rounds)));
-    json_object_set_new(report, "lsh_ms_predicted",
+    json_object_set_new(report, "sampled_ms_min", json_real(bench_min(times[SAMPLED], rounds)));
+    json_object_set_new(report, "sampled_ms_predicted",
                         json_real(run.sampled_ns * 1e-6 / layer->threads));
     json_object_set_new(report, "exact_ms_predicted",
                         json_real(run.exact_ns * 1e-6 / layer->threads));
 }
 
-static enum pp_status measure(struct bench_layer *layer, bool lsh, bool plan)
+static enum pp_status measure(struct bench_layer *layer, bool sampled, bool plan)
 {
     double share_q = 1.0;
     double share_kv = 1.0;
-    if (lsh) {
+    if (sampled) {
         PP_TRY(run_make(layer));
-        lsh_attend(layer);
+        sampled_attend(layer);
         PP_TRY(count_rows(layer, &share_q, &share_kv));
     }
-    uint32_t rounds = measure_rounds(layer, lsh, plan);
-    double *series = times[plan ? AUTO : lsh ? LSH : EXACT];
-    double read_gb = (lsh ? share_kv : 1.0) * (double)layer->rows_bytes * 1e-9;
+    uint32_t rounds = measure_rounds(layer, sampled, plan);
+    double *series = times[plan ? AUTO : sampled ? SAMPLED : EXACT];
+    double read_gb = (sampled ? share_kv : 1.0) * (double)layer->rows_bytes * 1e-9;
     double least = bench_min(series, rounds);
     double median = bench_median(series, rounds);
     json_t *report = json_object();
@@ -346,26 +366,40 @@ static enum pp_status parse_dtype(enum pp_dtype *dtype_out)
     return PP_INVALID_ARGUMENT;
 }
 
+/* "auto-" before a name asks for the plan; exact has no index. */
+static enum pp_status parse_estimator(struct pp_estimator *estimator, bool *sampled, bool *plan)
+{
+    *plan = strncmp(settings.estimator, "auto-", 5) == 0;
+    const char *name = settings.estimator + (*plan ? 5 : 0);
+    *sampled = strcmp(name, "exact") != 0;
+    if (strcmp(name, "sketch") == 0) {
+        *estimator = (struct pp_estimator){.kind = PP_SKETCH,
+                                           .bits = (uint32_t)settings.bits,
+                                           .rows_share = (float)settings.rows_share};
+    } else if (strcmp(name, "lsh") == 0 || (!*sampled && !*plan)) {
+        *estimator = (struct pp_estimator){.kind = PP_LSH,
+                                           .k = (uint32_t)settings.k,
+                                           .l = (uint32_t)settings.l,
+                                           .t = (uint32_t)settings.t};
+    } else {
+        return PP_INVALID_ARGUMENT;
+    }
+    return pp_estimator_resolve(estimator);
+}
+
 static enum pp_status run_bench(void)
 {
     static struct bench_layer layer;
-    struct pp_estimator estimator = {.kind = PP_LSH,
-                                     .k = (uint32_t)settings.k,
-                                     .l = (uint32_t)settings.l,
-                                     .t = (uint32_t)settings.t};
+    struct pp_estimator estimator;
+    bool sampled;
+    bool plan;
     struct pp_shape shape = {.layers = 1,
                              .q_heads = (uint32_t)settings.q_heads,
                              .kv_heads = (uint32_t)settings.kv_heads,
                              .head_dim = (uint32_t)settings.dim,
                              .scale = 1.0f / sqrtf((float)settings.dim)};
     PP_TRY(parse_dtype(&shape.kv_dtype));
-    PP_TRY(pp_estimator_resolve(&estimator));
-    bool plan = strcmp(settings.estimator, "auto") == 0;
-    bool lsh = plan || strcmp(settings.estimator, "lsh") == 0;
-    if ((!lsh && strcmp(settings.estimator, "exact") != 0) || settings.bits != 0 ||
-        settings.rows_share != 0.0) {
-        return PP_UNIMPLEMENTED;
-    }
+    PP_TRY(parse_estimator(&estimator, &sampled, &plan));
     uint32_t threads =
         settings.threads == 0 ? pp_team_threads_default() : (uint32_t)settings.threads;
     PP_TRY(bench_layer_make(&shape, &estimator, settings.tokens, threads, &layer));
@@ -374,7 +408,7 @@ static enum pp_status run_bench(void)
         return PP_MEMORY;
     }
     memset(other, 1, settings.cold_mib << 20);
-    enum pp_status status = measure(&layer, lsh, plan);
+    enum pp_status status = measure(&layer, sampled, plan);
     run_free();
     free(other);
     bench_layer_free(&layer);

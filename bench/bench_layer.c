@@ -113,10 +113,15 @@ enum pp_status bench_layer_make(const struct pp_shape *shape, const struct pp_es
     void *rows;
     *layer = (struct bench_layer){.shape = *shape, .tokens = tokens, .threads = threads};
     layer->params.estimator = *estimator;
-    layer->params.log_u_table = &layer->table;
-    PP_TRY(pp_hash_new(42, shape->head_dim, estimator->k, estimator->l, &hash));
-    layer->params.hash = hash;
-    pp_log_u_table_init(&layer->table, estimator->k, estimator->l, estimator->t);
+    if (estimator->kind == PP_SKETCH) {
+        an_sketch_signs_init(&layer->signs, 42);
+        layer->params.signs = &layer->signs;
+    } else {
+        layer->params.log_u_table = &layer->table;
+        PP_TRY(pp_hash_new(42, shape->head_dim, estimator->k, estimator->l, &hash));
+        layer->params.hash = hash;
+        pp_log_u_table_init(&layer->table, estimator->k, estimator->l, estimator->t);
+    }
     layer->segments_a_head =
         (uint32_t)((tokens + PP_SEGMENT_TOKENS_MAX - 1) / PP_SEGMENT_TOKENS_MAX);
     layer->piece_tokens = PIECE_TOKENS;

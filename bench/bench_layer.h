@@ -32,6 +32,7 @@ struct bench_layer {
     struct bench_segment *segments; /* [kv head][segment] */
     struct an_index_params params;
     struct pp_log_u_table table;
+    struct an_sketch_signs signs;
     uint64_t index_bytes;             /* of all segments */
     void *scratch[BENCH_THREADS_MAX]; /* a thread's, of a build and of a query */
     float *q, *q_scaled;              /* [q head][dim] */
@@ -40,7 +41,8 @@ struct bench_layer {
     float *sums; /* of the partials */
 };
 
-/* A layer of random rows; estimator lsh for the index. PP_MEMORY and what the parts return. */
+/* A layer of random rows; estimator lsh or sketch for the index. PP_MEMORY and what the parts
+ * return. */
 PP_MUST_USE enum pp_status bench_layer_make(const struct pp_shape *shape,
                                             const struct pp_estimator *estimator, uint64_t tokens,
                                             uint32_t threads, struct bench_layer *layer_out);

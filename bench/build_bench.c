@@ -4,6 +4,7 @@
  * own), index_ms the rest of the build: norms and sort.
  */
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,10 +36,10 @@ static const struct pp_option options[] = {
     NUMBER("tokens", tokens, "98304", "Held tokens."),
     NUMBER("kv-heads", kv_heads, "8", "K/V heads; the exact attend has four query heads for each."),
     NUMBER("dim", dim, "128", "Head dimension."),
-    TEXT("estimator", estimator, "lsh", "NAME", "lsh."),
+    TEXT("estimator", estimator, "lsh", "NAME", "lsh or sketch."),
     NUMBER("k", k, "10", "lsh: bits a table."),
     NUMBER("l", l, "150", "lsh: tables."),
-    NUMBER("bits", bits, "0", "sketch: bits a dimension. This build has no sketch: only 0."),
+    NUMBER("bits", bits, "2", "sketch: bits a dimension, 1, 2 or 4."),
     NUMBER("threads", threads, "0", "Threads; 0: what this process may use."),
     TEXT("json", json, "", "PATH", "Append the report here."),
 };
@@ -76,7 +77,7 @@ static enum pp_status measure(struct bench_layer *layer)
     for (uint32_t i = 0; i < ROUNDS; ++i) {
         exact[i] = bench_time_ms(bench_layer_exact, layer);
         centre[i] = bench_time_ms(bench_layer_centres, layer);
-        hash[i] = bench_time_ms(hash_all, layer);
+        hash[i] = layer->params.hash != NULL ? bench_time_ms(hash_all, layer) : 0.0;
         total[i] = bench_time_ms(build_all, layer);
     }
     double hash_ms = bench_median(hash, ROUNDS);
@@ -100,8 +101,14 @@ static enum pp_status measure(struct bench_layer *layer)
 static enum pp_status run_bench(void)
 {
     static struct bench_layer layer;
-    struct pp_estimator estimator = {
-        .kind = PP_LSH, .k = (uint32_t)settings.k, .l = (uint32_t)settings.l};
+    bool sketch = strcmp(settings.estimator, "sketch") == 0;
+    struct pp_estimator estimator = {.kind = PP_LSH};
+    if (sketch) {
+        estimator = (struct pp_estimator){.kind = PP_SKETCH, .bits = (uint32_t)settings.bits};
+    } else {
+        estimator.k = (uint32_t)settings.k;
+        estimator.l = (uint32_t)settings.l;
+    }
     struct pp_shape shape = {.layers = 1,
                              .q_heads = (uint32_t)settings.kv_heads * 4,
                              .kv_heads = (uint32_t)settings.kv_heads,
@@ -109,8 +116,8 @@ static enum pp_status run_bench(void)
                              .scale = 1.0f / sqrtf((float)settings.dim),
                              .kv_dtype = PP_BF16};
     PP_TRY(pp_estimator_resolve(&estimator));
-    if (strcmp(settings.estimator, "lsh") != 0 || settings.bits != 0) {
-        return PP_UNIMPLEMENTED;
+    if (!sketch && strcmp(settings.estimator, "lsh") != 0) {
+        return PP_INVALID_ARGUMENT;
     }
     uint32_t threads =
         settings.threads == 0 ? pp_team_threads_default() : (uint32_t)settings.threads;

@@ -57,7 +57,7 @@ static const struct pp_option options[] = {
      .target = &settings.estimators,
      .default_text = "exact,lsh",
      .value_name = "LIST",
-     .help = "exact, lsh, lsh:k=10,l=150,t=2, several with commas."},
+     .help = "exact, lsh, lsh:k=10,l=150,t=2, sketch:bits=2,share=0.04, several with commas."},
     {.name = "rows-shares",
      .kind = PP_OPTION_TEXT,
      .target = &settings.rows_shares,
@@ -212,8 +212,8 @@ static enum pp_status measure(struct bench *bench)
         gw_eval_estimators_parse(settings.estimators, bench->estimators, &bench->estimator_count);
     if (parsed != PP_OK) {
         fprintf(stderr,
-                "quality_bench: --estimators: '%s' is no list of exact, lsh, "
-                "lsh:k=K,l=L,t=T\n",
+                "quality_bench: --estimators: '%s' is no list of exact, "
+                "lsh:k=K,l=L,t=T, sketch:bits=B,share=X\n",
                 settings.estimators);
         return parsed;
     }

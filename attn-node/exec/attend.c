@@ -139,7 +139,8 @@ static bool names(const struct pp_estimator *asked, const struct pp_estimator *e
 {
     return asked->kind == estimator->kind && (asked->k == 0 || asked->k == estimator->k) &&
            (asked->l == 0 || asked->l == estimator->l) &&
-           (asked->t == 0 || asked->t == estimator->t);
+           (asked->t == 0 || asked->t == estimator->t) &&
+           (asked->bits == 0 || asked->bits == estimator->bits);
 }
 
 /* The estimator asked for: the layer's, exact, or the layer's or the part's named again, which
@@ -227,6 +228,23 @@ static void add_units(struct an_attend *attend, uint32_t task_index)
     }
 }
 
+/* The share of indexed rows that the item's budget, or the layer's, is. */
+static float rows_share_of(const struct an_task *task)
+{
+    const struct pp_estimator *asked = &task->item->estimator;
+    bool own = asked->kind != PP_SKETCH || (asked->rows == 0 && asked->rows_share == 0.0f);
+    const struct pp_estimator *budget = own ? &task->layer->params->index.estimator : asked;
+    if (budget->rows == 0) {
+        return budget->rows_share;
+    }
+    uint64_t tokens = 0;
+    for (uint32_t i = 0; i < task->layer->view_count; i++) {
+        struct an_stretch stretch = an_layer_stretch(task->layer, i, task->held);
+        tokens += stretch.segment->indexed ? stretch.end - stretch.begin : 0;
+    }
+    return tokens > budget->rows ? (float)budget->rows / (float)tokens : 1.0f;
+}
+
 /* Adds rows of an item to the batch, as many as fit; returns how many. */
 static uint32_t add_task(struct an_attend *attend, struct an_attend_item *item,
                          const struct an_part *part, uint32_t layer, uint32_t row_begin)
@@ -260,6 +278,7 @@ static uint32_t add_task(struct an_attend *attend, struct an_attend_item *item,
         .lane_begin = attend->lane_count,
         .sampled = item->used != PP_EXACT,
     };
+    task->rows_share = rows_share_of(task);
     for (uint32_t i = 0; i < rows * heads; i++) {
         uint32_t lane = attend->lane_count++;
         attend->lane_q[lane] = attend->lane_floats;

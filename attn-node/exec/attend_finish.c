@@ -59,7 +59,7 @@ static void finish_group(struct an_attend *attend, const struct an_unit *unit, u
     for (uint32_t g = 0; g < task->group; g++) {
         struct an_lane *lane = &attend->lanes[lane_index + g];
         struct answer answer;
-        float factor = lane->fall_back ? 1.0f : LSH_VAR_FACTOR;
+        float factor = lane->fall_back || item->used != PP_LSH ? 1.0f : LSH_VAR_FACTOR;
         if (!finish_lane(lane, task->dim, factor, &answer)) {
             item->status = PP_NON_FINITE;
         }

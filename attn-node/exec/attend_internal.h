@@ -37,6 +37,7 @@ struct an_task {
     uint32_t group, q_heads, dim;
     uint32_t lane_begin; /* lane of (kv head, row, g): lane_begin + (kv * rows + row) * group + g */
     bool sampled;        /* indexed views may be sampled */
+    float rows_share;    /* sketch: of the rows of indexed views */
     bool failed;
 };
 

@@ -62,13 +62,19 @@ static void load_task(struct an_attend *attend, struct an_task *task, enum pp_dt
     }
 }
 
+static bool wants_hash(const struct an_task *task)
+{
+    return task->sampled && !task->failed && task->part->params->hash != NULL &&
+           task->item->signatures == NULL;
+}
+
 static void hash_unit(void *context, uint64_t index, uint32_t thread)
 {
     (void)thread;
     struct an_attend *attend = context;
     const struct an_unit *unit = &attend->units[index];
     const struct an_task *task = &attend->tasks[unit->task];
-    if (!task->sampled || task->failed || task->item->signatures != NULL) {
+    if (!wants_hash(task)) {
         return;
     }
     for (uint32_t i = 0; i < unit->lane_count; i++) {
@@ -84,7 +90,7 @@ void an_attend_load(struct an_attend *attend, enum pp_dtype q_dtype)
     for (uint32_t i = 0; i < attend->task_count; i++) {
         struct an_task *task = &attend->tasks[i];
         load_task(attend, task, q_dtype);
-        hash = hash || (task->sampled && !task->failed && task->item->signatures == NULL);
+        hash = hash || wants_hash(task);
     }
     if (hash) {
         pp_team_for(attend->threads, attend->unit_count, hash_unit, attend);

@@ -103,10 +103,13 @@ static bool samples(const struct an_attend *attend, const struct an_unit *unit,
     if (!task->sampled || segment == NULL || !segment->indexed) {
         return false;
     }
+    struct an_index_lanes lanes = {.group = task->group,
+                                   .count = unit->lane_count,
+                                   .codes = attend->codes + attend->lane_code[unit->lane_begin],
+                                   .rows_share = task->rows_share};
     return task->item->forced ||
            an_index_pays(segment->index[unit->kv_head], &segment->params->index, rows,
-                         stretch->begin, stretch->end, unit->lane_count,
-                         attend->codes + attend->lane_code[unit->lane_begin], NULL);
+                         stretch->begin, stretch->end, &lanes, NULL);
 }
 
 /* Fills `piece` from the stretch under the cursor; false when nothing of it is left. */

@@ -79,6 +79,7 @@ static void sample_piece(struct an_attend *attend, struct an_piece *piece, uint3
         .q_scaled = attend->q_scaled + q_at,
         .codes = attend->codes + attend->lane_code[piece->lane_begin],
         .draw = draw_of(attend, piece),
+        .rows_share = attend->tasks[attend->units[piece->unit].task].rows_share,
         .rows_read = piece->rows_read,
     };
     memset(piece->rows_read, 0, piece->bitmap_words * sizeof(uint64_t));

@@ -1,7 +1,7 @@
 /*
  * The index of a segment: what finds the rows of one kv head that a query should read, and with
- * what probability. Built from rows and a centre, immutable, freed by its owner. `lsh` first
- * (layout: ARCHITECTURE.md, memory of a segment); `sketch` later behind the same calls.
+ * what probability. Built from rows and a centre, immutable, freed by its owner. `lsh` and `sketch`
+ * (layouts: ARCHITECTURE.md, memory of a segment) stand behind the same calls.
  * Threads: build on the builder, attend on any thread of the team; pure over immutable data.
  */
 #ifndef PIGPEN_ATTN_NODE_INDEX_INDEX_H
@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "attn-node/kernels/kernels.h"
+#include "attn-node/kernels/sketch.h"
 #include "common/attn/hash.h"
 #include "common/attn/math.h"
 #include "common/base/status.h"
@@ -20,6 +21,8 @@ struct an_index_params {
     struct pp_estimator estimator;
     const struct pp_hash *hash;               /* lsh */
     const struct pp_log_u_table *log_u_table; /* lsh */
+    const struct an_sketch_signs *signs;      /* sketch */
+    const float *balance; /* sketch: [dim] of this layer and kv head, > 0; NULL: ones */
 };
 
 struct an_index; /* of one segment and kv head */
@@ -39,9 +42,9 @@ PP_MUST_USE enum pp_status an_index_build(const struct an_index_params *params,
                                           uint64_t codes_stride, uint32_t threads, void *memory,
                                           void *scratch, struct an_index **index_out);
 
-/* The random numbers of one q row and kv head: row i of the segment draws pp_rng_at(seed, first +
- * i). seed is made of the step's, the part's id, layer and kv head; first + i is the held index. So
- * replicas draw alike and shards independently. */
+/* The random numbers of one q row and kv head: a function of seed and of first + i for row i of the
+ * segment. seed is made of the step's, the part's id, layer and kv head; first + i is the held
+ * index. So replicas draw alike and shards independently. */
 struct an_index_draw {
     uint64_t seed, first;
 };
@@ -53,6 +56,7 @@ struct an_index_query {
     const float *q_scaled; /* [heads][dim] f32, times scale: the scores */
     const uint16_t *codes; /* lsh: [heads][l] */
     struct an_index_draw draw;
+    float rows_share;    /* sketch: the rows that are read, in expectation, of those asked for */
     uint64_t *rows_read; /* attend: bits of the rows read are set, others stay; word i / 64, bit
                             i % 64 for row i, [(end + 63) / 64] words; NULL: not wanted */
 };
@@ -62,9 +66,9 @@ struct an_index_query {
 uint32_t an_index_heads_at_once(const struct an_index_params *params, uint32_t group);
 
 /* Samples among the rows [begin, end) of the segment (a view may cut it) and attends the sample:
- * adds to accumulators [heads], whose keys_read say what each head read; a head that read nothing
- * had an empty sample (law 2: the caller answers it otherwise). scratch
- * [an_index_query_scratch_bytes] is the calling thread's. */
+ * adds to accumulators [heads] (with error sums, for sketch), whose keys_read say what each head
+ * read; a head that read nothing had an empty sample (law 2: the caller answers it otherwise).
+ * scratch [an_index_query_scratch_bytes] is the calling thread's. */
 uint64_t an_index_query_scratch_bytes(const struct an_index_params *params, uint32_t tokens);
 void an_index_attend(const struct an_index *index, const struct an_index_params *params,
                      const struct an_rows *rows, uint32_t begin, uint32_t end,
@@ -72,15 +76,20 @@ void an_index_attend(const struct an_index *index, const struct an_index_params 
                      struct an_accumulator *accumulators);
 
 /* Whether sampling is expected to take less time than reading the rows [begin, end) for these lanes
- * (q rows x heads of the group, [lanes][l] codes for lsh), by the kernels' costs and, for lsh, by
- * the length of some of the buckets that the lanes ask for. A function of its arguments and the
- * instruction set only. costs_out: NULL, or the two predictions. */
+ * (q rows x heads of the group), by the kernels' costs, by the length of some of the buckets that
+ * the lanes ask for (lsh: codes [lanes][l]) or by the share of rows to be read (sketch). A function
+ * of its arguments and the instruction set only. costs_out: NULL, or the two predictions. */
 struct an_index_costs {
     double sampled_ns, exact_ns; /* of one thread */
 };
+struct an_index_lanes {
+    uint32_t group, count;
+    const uint16_t *codes;
+    float rows_share;
+};
 bool an_index_pays(const struct an_index *index, const struct an_index_params *params,
-                   const struct an_rows *rows, uint32_t begin, uint32_t end, uint32_t lanes,
-                   const uint16_t *codes, struct an_index_costs *costs_out);
+                   const struct an_rows *rows, uint32_t begin, uint32_t end,
+                   const struct an_index_lanes *lanes, struct an_index_costs *costs_out);
 
 /* The rows that the sample would read, without attending: ids in ascending order into
  * ids_out [end - begin] and log u beside; of lsh for the first head. Returns their number. For

@@ -21,16 +21,9 @@ static uint64_t ids_bytes(uint32_t tokens)
     return (2ull * tokens + 63) & ~63ull;
 }
 
-uint64_t an_index_query_scratch_bytes(const struct an_index_params *params, uint32_t tokens)
+uint64_t an_lsh_query_scratch_bytes(const struct an_index_params *params, uint32_t tokens)
 {
     return ids_bytes(tokens) + an_lsh_scratch_bytes(tokens, params->estimator.t);
-}
-
-uint32_t an_index_heads_at_once(const struct an_index_params *params, uint32_t group)
-{
-    (void)params;
-    (void)group;
-    return 1;
 }
 
 /* What log u of one query needs, once. */
@@ -40,7 +33,7 @@ struct angle {
     float plain; /* plain over scaled scores; 0 for a zero query */
 };
 
-static struct angle measure_query(const struct an_index *index, const struct an_index_query *query)
+static struct angle measure_query(const struct an_lsh *index, const struct an_index_query *query)
 {
     const float *q = query->q;
     double dot = 0.0;
@@ -57,7 +50,7 @@ static struct angle measure_query(const struct an_index *index, const struct an_
                           .plain = scaled != 0.0f ? q[largest] / scaled : 0.0f};
 }
 
-static float norm_of(const struct an_index *index, const struct an_rows *rows, uint32_t id)
+static float norm_of(const struct an_lsh *index, const struct an_rows *rows, uint32_t id)
 {
     if (index->norms[id] != 0) {
         return pp_f16_to_f32(index->norms[id]);
@@ -74,7 +67,7 @@ static float norm_of(const struct an_index *index, const struct an_rows *rows, u
 
 /* log u of rows whose unscaled q . k is plain * scores[i]. A zero query gives p = 1/2 (cosine 0).
  */
-static void log_us(const struct an_index *index, const struct an_index_params *params,
+static void log_us(const struct an_lsh *index, const struct an_index_params *params,
                    const struct an_rows *rows, const struct angle *angle, const uint16_t *ids,
                    const float *scores, uint32_t count, float *log_u_out)
 {
@@ -91,7 +84,7 @@ static void log_us(const struct an_index *index, const struct an_index_params *p
 
 /* The sample of one head, taken piece by piece: the candidates with their scores and log u. */
 struct sample {
-    const struct an_index *index;
+    const struct an_lsh *index;
     const struct an_index_params *params;
     const struct an_rows *rows;
     const struct an_index_query *query; /* of one head */
@@ -108,10 +101,9 @@ struct piece {
 };
 
 /* ids [end - begin]: memory for the candidates; scratch [an_lsh_scratch_bytes]. */
-static struct sample sample_begin(const struct an_index *index,
-                                  const struct an_index_params *params, const struct an_rows *rows,
-                                  uint32_t begin, uint32_t end, const struct an_index_query *query,
-                                  void *scratch, uint16_t *ids)
+static struct sample sample_begin(const struct an_lsh *index, const struct an_index_params *params,
+                                  const struct an_rows *rows, uint32_t begin, uint32_t end,
+                                  const struct an_index_query *query, void *scratch, uint16_t *ids)
 {
     struct sample sample = {
         .index = index, .params = params, .rows = rows, .query = query, .ids = ids};
@@ -139,7 +131,7 @@ static bool sample_next(struct sample *sample, struct piece *piece)
 }
 
 /* The central rows within [begin, end), ascending. */
-static uint32_t central_within(const struct an_index *index, uint32_t begin, uint32_t end,
+static uint32_t central_within(const struct an_lsh *index, uint32_t begin, uint32_t end,
                                uint16_t *ids_out)
 {
     uint32_t count = 0;
@@ -151,10 +143,10 @@ static uint32_t central_within(const struct an_index *index, uint32_t begin, uin
     return count;
 }
 
-uint32_t an_index_sample(const struct an_index *index, const struct an_index_params *params,
-                         const struct an_rows *rows, uint32_t begin, uint32_t end,
-                         const struct an_index_query *query, void *scratch, uint16_t *ids_out,
-                         float *log_u_out)
+uint32_t an_lsh_sample(const struct an_lsh *index, const struct an_index_params *params,
+                       const struct an_rows *rows, uint32_t begin, uint32_t end,
+                       const struct an_index_query *query, void *scratch, uint16_t *ids_out,
+                       float *log_u_out)
 {
     if (index->central_count > AN_LSH_CENTRAL_MAX) {
         for (uint32_t i = begin; i < end; ++i) {
@@ -192,7 +184,7 @@ static void mark_all(uint64_t *rows_read, uint32_t begin, uint32_t end)
 }
 
 /* Central rows are read for certain. */
-static void attend_central(const struct an_index *index, const struct an_rows *rows, uint32_t begin,
+static void attend_central(const struct an_lsh *index, const struct an_rows *rows, uint32_t begin,
                            uint32_t end, const struct an_index_query *query,
                            struct an_accumulator *accumulator)
 {
@@ -210,7 +202,7 @@ static void attend_central(const struct an_index *index, const struct an_rows *r
     kernels->attend_gather(rows, central, scores, NULL, count, accumulator);
 }
 
-static void attend_head(const struct an_index *index, const struct an_index_params *params,
+static void attend_head(const struct an_lsh *index, const struct an_index_params *params,
                         const struct an_rows *rows, uint32_t begin, uint32_t end,
                         const struct an_index_query *query, void *scratch,
                         struct an_accumulator *accumulator)
@@ -226,10 +218,10 @@ static void attend_head(const struct an_index *index, const struct an_index_para
     attend_central(index, rows, begin, end, query, accumulator);
 }
 
-void an_index_attend(const struct an_index *index, const struct an_index_params *params,
-                     const struct an_rows *rows, uint32_t begin, uint32_t end,
-                     const struct an_index_query *query, void *scratch,
-                     struct an_accumulator *accumulators)
+void an_lsh_attend(const struct an_lsh *index, const struct an_index_params *params,
+                   const struct an_rows *rows, uint32_t begin, uint32_t end,
+                   const struct an_index_query *query, void *scratch,
+                   struct an_accumulator *accumulators)
 {
     if (index->central_count > AN_LSH_CENTRAL_MAX) {
         an_kernels_get()->attend_exact(rows, begin, end, query->q_scaled, query->heads,

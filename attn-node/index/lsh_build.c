@@ -37,7 +37,7 @@ struct layout {
 static struct layout lay_out(const struct pp_estimator *estimator, uint32_t dim, uint32_t tokens)
 {
     struct layout layout;
-    layout.centre = pad64(sizeof(struct an_index));
+    layout.centre = pad64(sizeof(struct an_lsh));
     layout.norms = layout.centre + pad64(dim * sizeof(float));
     layout.offsets = layout.norms + pad64(2ull * tokens);
     layout.ids = layout.offsets + pad64(2ull * estimator->l * (1ull << estimator->k));
@@ -45,18 +45,13 @@ static struct layout lay_out(const struct pp_estimator *estimator, uint32_t dim,
     return layout;
 }
 
-uint64_t an_index_bytes(const struct an_index_params *params, uint32_t dim, uint32_t tokens)
+uint64_t an_lsh_bytes(const struct an_index_params *params, uint32_t dim, uint32_t tokens)
 {
-    return params->estimator.kind == PP_LSH ? lay_out(&params->estimator, dim, tokens).end : 0;
+    return lay_out(&params->estimator, dim, tokens).end;
 }
 
-uint64_t an_index_scratch_bytes(const struct an_index_params *params, uint32_t dim, uint32_t tokens,
-                                uint32_t threads)
+uint64_t an_lsh_build_bytes(const struct an_index_params *params, uint32_t tokens, uint32_t threads)
 {
-    (void)dim;
-    if (params->estimator.kind != PP_LSH) {
-        return 0;
-    }
     uint64_t codes = pad64(2ull * params->estimator.l * stride_of(tokens));
     return codes + threads * an_sort_scratch_bytes(tokens, params->estimator.k);
 }
@@ -128,7 +123,7 @@ static void build_table(void *context, uint64_t table, uint32_t thread)
         build->offsets + (table << estimator->k), build->ids + table * build->tokens);
 }
 
-static void list_central(struct an_index *index, uint16_t *norms)
+static void list_central(struct an_lsh *index, uint16_t *norms)
 {
     for (uint32_t i = 0; i < index->tokens; ++i) {
         if (norms[i] == CENTRAL_MARK) {
@@ -141,15 +136,11 @@ static void list_central(struct an_index *index, uint16_t *norms)
     }
 }
 
-enum pp_status an_index_build(const struct an_index_params *params, const struct an_rows *rows,
-                              uint32_t tokens, const float *centre, const uint16_t *codes,
-                              uint64_t codes_stride, uint32_t threads, void *memory, void *scratch,
-                              struct an_index **index_out)
+enum pp_status an_lsh_build(const struct an_index_params *params, const struct an_rows *rows,
+                            uint32_t tokens, const float *centre, const uint16_t *codes,
+                            uint64_t codes_stride, uint32_t threads, void *memory, void *scratch)
 {
     const struct pp_estimator *estimator = &params->estimator;
-    if (estimator->kind != PP_LSH) {
-        return PP_UNIMPLEMENTED;
-    }
     PP_ASSERT(tokens <= PP_SEGMENT_TOKENS_MAX && rows->dim <= PP_HEAD_DIM_MAX);
     struct layout layout = lay_out(estimator, rows->dim, tokens);
     uint8_t *base = memory;
@@ -177,7 +168,7 @@ enum pp_status an_index_build(const struct an_index_params *params, const struct
     if (build.codes_too_large) {
         return PP_INVALID_ARGUMENT;
     }
-    struct an_index *index = memory;
+    struct an_lsh *index = memory;
     memset(index, 0, sizeof(*index));
     index->tokens = tokens;
     index->dim = rows->dim;
@@ -188,6 +179,5 @@ enum pp_status an_index_build(const struct an_index_params *params, const struct
     index->offsets = build.offsets;
     index->ids = build.ids;
     list_central(index, build.norms);
-    *index_out = index;
     return PP_OK;
 }

@@ -38,8 +38,7 @@ static void ask_for(const struct bucket *bucket)
 }
 
 /* The query's bucket of every table. */
-static void find_buckets(const struct an_index *index, const uint16_t *codes,
-                         struct bucket *buckets)
+static void find_buckets(const struct an_lsh *index, const uint16_t *codes, struct bucket *buckets)
 {
     for (uint32_t table = 0; table < index->l; ++table) {
         buckets[table].ids = an_lsh_bucket(index, table, codes[table], &buckets[table].count);
@@ -103,7 +102,7 @@ static void mark_counting(uint32_t t, const struct bucket *buckets, uint32_t l, 
     }
 }
 
-uint32_t an_lsh_candidates(const struct an_index *index, const uint16_t *codes, uint32_t t,
+uint32_t an_lsh_candidates(const struct an_lsh *index, const uint16_t *codes, uint32_t t,
                            uint32_t begin, uint32_t end, void *scratch, uint64_t *rows_read,
                            uint16_t *ids_out)
 {

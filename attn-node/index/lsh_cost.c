@@ -13,7 +13,7 @@
 #define SKEW   0.4
 
 /* Collisions a row and table, by the buckets of some lanes and tables, spread over both. */
-static double collision_rate(const struct an_index *index, uint32_t lanes, const uint16_t *codes)
+static double collision_rate(const struct an_lsh *index, uint32_t lanes, const uint16_t *codes)
 {
     uint64_t ids = 0;
     for (uint32_t i = 0; i < PROBES; ++i) {
@@ -51,9 +51,9 @@ static double share_found(uint32_t t, uint32_t l, double rate)
     return share < most ? share : most;
 }
 
-bool an_index_pays(const struct an_index *index, const struct an_index_params *params,
-                   const struct an_rows *rows, uint32_t begin, uint32_t end, uint32_t lanes,
-                   const uint16_t *codes, struct an_index_costs *costs_out)
+bool an_lsh_pays(const struct an_lsh *index, const struct an_index_params *params,
+                 const struct an_rows *rows, uint32_t begin, uint32_t end, uint32_t lanes,
+                 const uint16_t *codes, struct an_index_costs *costs_out)
 {
     const struct an_costs *costs = an_kernels_get()->costs;
     uint32_t count = end - begin;

@@ -32,7 +32,7 @@
 #include "common/base/limits.h"
 
 #define AN_SKETCH_BLOCK     64u
-#define AN_SKETCH_SCORE_MAX 15000
+#define AN_SKETCH_SCORE_MAX 14000    /* 65,536 times 2^(14000/128) is finite */
 #define AN_SKETCH_NONE      (-32768) /* the score of what must not be drawn */
 /* A head's tables: 4-bit codes of 256 dims have 256 of 16 entries, 2-bit ones 88 of 64. */
 #define AN_SKETCH_TABLE_BYTES_MAX 5632u
@@ -93,8 +93,20 @@ struct an_sketch_drawn {
     uint16_t threshold; /* u = threshold / 65536; 0: u = 1 */
 };
 
+/* What a thread takes, ns; for choosing between exact and sketch. Measured by attend_bench. */
+struct an_sketch_costs {
+    float query;       /* a head: rotation, tables, the search for C */
+    float plane;       /* scan: a plane of one key, once for a call's heads */
+    float plane_head;  /* scan: a plane of one key for one head */
+    float select;      /* a key: log g, sum u, the draw */
+    float select_head; /* a key and head of it */
+    float row_byte;    /* a byte of a drawn row, once for a call's heads */
+    float row_value;   /* one dimension of a drawn row for one head, K and V */
+};
+
 struct an_sketch_kernels {
     const char *isa;
+    const struct an_sketch_costs *costs;
     /* Rotates 16 vectors in lanes, in place: x [padded][16] f32, 64-byte aligned. */
     void (*rotate)(const struct an_sketch_signs *signs, uint32_t padded, float *x);
     /* Codes of rows [begin, begin + count), count <= 64, into a block (its factors are not

@@ -291,8 +291,19 @@ static uint32_t draw(const int16_t *logs, uint32_t count, int16_t shift, uint64_
     return drawn;
 }
 
+static const struct an_sketch_costs costs = {
+    .query = 8000.0f,
+    .plane = 0.005f,
+    .plane_head = 0.0105f,
+    .select = 0.35f,
+    .select_head = 0.02f,
+    .row_byte = 0.04f,
+    .row_value = 0.06f,
+};
+
 const struct an_sketch_kernels an_sketch_avx512bf16 = {
     .isa = "avx512bf16",
+    .costs = &costs,
     .rotate = an_sketch_rotate_avx512,
     .encode = an_sketch_encode_avx512,
     .scan = scan,

@@ -1,6 +1,6 @@
 /*
- * Sampling parameters shared by segments. See params.h. The hash and the table are made here and
- * nowhere else on a node; their memory is charged as index memory.
+ * Sampling parameters shared by segments. See params.h. The hash, the table and the signs are made
+ * here and nowhere else on a node; their memory is charged as index memory.
  */
 #include "attn-node/kv/params.h"
 
@@ -8,7 +8,7 @@
 
 #include "common/base/assert.h"
 
-static enum pp_status params_sampling_init(struct an_params *params)
+static enum pp_status params_lsh_init(struct an_params *params)
 {
     const struct pp_estimator *estimator = &params->index.estimator;
     params->log_u_table = calloc(1, sizeof(*params->log_u_table));
@@ -25,6 +25,24 @@ static enum pp_status params_sampling_init(struct an_params *params)
     pp_log_u_table_init(params->log_u_table, estimator->k, estimator->l, estimator->t);
     params->index.hash = params->hash;
     params->index.log_u_table = params->log_u_table;
+    return PP_OK;
+}
+
+static enum pp_status params_sketch_init(struct an_params *params)
+{
+    params->signs = calloc(1, sizeof(*params->signs));
+    if (params->signs == NULL) {
+        return PP_MEMORY;
+    }
+    an_sketch_signs_init(params->signs, params->hash_seed);
+    params->index.signs = params->signs;
+    return PP_OK;
+}
+
+static enum pp_status params_sampling_init(struct an_params *params)
+{
+    PP_TRY(params->index.estimator.kind == PP_LSH ? params_lsh_init(params)
+                                                  : params_sketch_init(params));
     an_store_sampling_acquire(params->store);
     return PP_OK;
 }
@@ -33,7 +51,8 @@ enum pp_status an_params_new(struct an_store *store, const struct pp_estimator *
                              uint64_t hash_seed, uint32_t kv_heads, uint32_t dim,
                              enum pp_dtype dtype, struct an_params **params_out)
 {
-    uint64_t charged_bytes = sizeof(struct an_params) + sizeof(struct pp_log_u_table);
+    uint64_t charged_bytes =
+        sizeof(struct an_params) + sizeof(struct pp_log_u_table) + sizeof(struct an_sketch_signs);
     PP_TRY(pp_limit_reserve(store->limit, PP_MEMORY_INDEX, charged_bytes));
     enum pp_status status = PP_MEMORY;
     struct an_params *params = calloc(1, sizeof(*params));
@@ -85,6 +104,7 @@ void an_params_release(struct an_params *params)
         an_store_sampling_release(params->store);
         pp_hash_destroy(params->hash);
         free(params->log_u_table);
+        free(params->signs);
     }
     pp_limit_release(params->store->limit, PP_MEMORY_INDEX, params->charged_bytes);
     free(params);

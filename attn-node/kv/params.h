@@ -1,8 +1,9 @@
 /*
- * How a part samples: the estimator with the hash and the table of log u that it needs, and the
- * shape of its rows. Shared, by reference count, by the layers of a part, its forks and every
- * segment sealed under it, so that an index outlives the part that began it. Immutable after new.
- * Threads: references on the exec thread; the contents are read by any.
+ * How a part samples: the estimator with the hash and the table of log u, or the signs of the
+ * rotation, that it needs, and the shape of its rows. Shared, by reference count, by the layers of
+ * a part, its forks and every segment sealed under it, so that an index outlives the part that
+ * began it. Immutable after new. Threads: references on the exec thread; the contents are read by
+ * any.
  */
 #ifndef PIGPEN_ATTN_NODE_KV_PARAMS_H
 #define PIGPEN_ATTN_NODE_KV_PARAMS_H
@@ -16,9 +17,10 @@
 
 struct an_params {
     struct an_store *store;
-    struct an_index_params index; /* hash and table NULL for exact */
+    struct an_index_params index; /* what its estimator does not need is NULL */
     struct pp_hash *hash;
     struct pp_log_u_table *log_u_table;
+    struct an_sketch_signs *signs;
     uint64_t hash_seed;
     uint32_t kv_heads; /* held here */
     uint32_t dim;

@@ -69,7 +69,11 @@ enum pp_status an_decode_estimator(const Pigpen__V1__Estimator *said,
         estimator.k = said->k;
         estimator.l = said->l;
         estimator.t = said->t;
-        PP_TRY(pp_estimator_resolve(&estimator));
+        estimator.bits = said->bits;
+        estimator.rows_share = said->rows_share;
+        estimator.rows = said->rows;
+        struct pp_estimator resolved = estimator;
+        PP_TRY(pp_estimator_resolve(&resolved));
     }
     *estimator_out = estimator;
     return PP_OK;
@@ -180,6 +184,7 @@ static enum pp_status decode_layer_estimators(const Pigpen__V1__OpenPartRequest 
             return an_decode_refuse(job, status != PP_OK ? status : PP_INVALID_ARGUMENT,
                                     "estimator of layer %u of %u", said->layer, args->shape.layers);
         }
+        PP_TRY(pp_estimator_resolve(&estimators[index].estimator));
     }
     args->layer_estimators = estimators;
     args->layer_estimator_count = (uint32_t)request->n_layer_estimators;
@@ -206,6 +211,7 @@ enum pp_status an_decode_open(const Pigpen__V1__OpenPartRequest *request, uint64
     if (args->estimator.kind == PP_ESTIMATOR_NONE) {
         args->estimator.kind = PP_EXACT;
     }
+    PP_TRY(pp_estimator_resolve(&args->estimator));
     PP_TRY(decode_layer_estimators(request, arena, job));
     args->token_begin = request->token_begin;
     args->hash_seed = request->hash_seed;

@@ -83,6 +83,7 @@ PP_MUST_USE enum pp_status an_decode_part(const Pigpen__V1__PartRef *ref, uint64
                                           struct an_job *job, struct an_part_ref *part_out);
 PP_MUST_USE enum pp_status an_decode_incarnation(uint64_t said, uint64_t incarnation,
                                                  struct an_job *job);
+/* Checked, but zeros stay zeros: defaults are for open, and for an attend those of the part. */
 PP_MUST_USE enum pp_status an_decode_estimator(const Pigpen__V1__Estimator *said,
                                                struct pp_estimator *estimator_out);
 /* Memory of the message's arena, zeroed; PP_MESSAGE_TOO_LARGE when it is used up. */

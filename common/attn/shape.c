@@ -3,6 +3,7 @@
  */
 #include "common/attn/shape.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -15,6 +16,9 @@
 #define LSH_K_DEFAULT 10u
 #define LSH_L_DEFAULT 150u
 #define LSH_T_DEFAULT 2u
+
+#define SKETCH_BITS_DEFAULT  2u
+#define SKETCH_SHARE_DEFAULT 0.04f
 
 uint32_t pp_dtype_bytes(enum pp_dtype dtype)
 {
@@ -60,19 +64,8 @@ enum pp_status pp_shape_check(const struct pp_shape *shape)
     return isfinite(shape->scale) && shape->scale > 0.0f ? PP_OK : PP_BAD_SHAPE;
 }
 
-enum pp_status pp_estimator_resolve(struct pp_estimator *estimator)
+static enum pp_status resolve_lsh(struct pp_estimator *estimator)
 {
-    switch ((int)estimator->kind) {
-    case PP_EXACT:
-        estimator->k = estimator->l = estimator->t = 0;
-        return PP_OK;
-    case PP_LSH:
-        break;
-    case PP_SKETCH:
-        return PP_UNIMPLEMENTED;
-    default:
-        return PP_INVALID_ARGUMENT;
-    }
     struct pp_estimator resolved = {
         .kind = PP_LSH,
         .k = estimator->k == 0 ? LSH_K_DEFAULT : estimator->k,
@@ -86,54 +79,119 @@ enum pp_status pp_estimator_resolve(struct pp_estimator *estimator)
     return PP_OK;
 }
 
-/* One "k=10" of an lsh text; moves *at behind it. */
-static enum pp_status parse_parameter(const char **at, struct pp_estimator *estimator)
+static enum pp_status resolve_sketch(struct pp_estimator *estimator)
 {
-    uint32_t *target;
-    switch ((*at)[0]) {
-    case 'k':
-        target = &estimator->k;
-        break;
-    case 'l':
-        target = &estimator->l;
-        break;
-    case 't':
-        target = &estimator->t;
-        break;
+    struct pp_estimator resolved = {
+        .kind = PP_SKETCH,
+        .bits = estimator->bits == 0 ? SKETCH_BITS_DEFAULT : estimator->bits,
+        .rows_share = estimator->rows_share,
+        .rows = estimator->rows,
+    };
+    if (resolved.rows == 0 && resolved.rows_share == 0.0f) {
+        resolved.rows_share = SKETCH_SHARE_DEFAULT;
+    }
+    bool bits_ok = resolved.bits == 1 || resolved.bits == 2 || resolved.bits == 4;
+    bool share_ok = resolved.rows > 0 ? resolved.rows_share == 0.0f
+                                      : resolved.rows_share > 0.0f && resolved.rows_share <= 1.0f;
+    if (!bits_ok || !share_ok) {
+        return PP_INVALID_ARGUMENT;
+    }
+    *estimator = resolved;
+    return PP_OK;
+}
+
+enum pp_status pp_estimator_resolve(struct pp_estimator *estimator)
+{
+    switch ((int)estimator->kind) {
+    case PP_EXACT:
+        *estimator = (struct pp_estimator){.kind = PP_EXACT};
+        return PP_OK;
+    case PP_LSH:
+        return resolve_lsh(estimator);
+    case PP_SKETCH:
+        return resolve_sketch(estimator);
     default:
         return PP_INVALID_ARGUMENT;
     }
-    const char *digits = *at + 2;
-    if ((*at)[1] != '=' || digits[0] < '1' || digits[0] > '9') {
+}
+
+/* Behind "name=", a number of digits only that is at most `most`; moves *at behind it. */
+static enum pp_status parse_number(const char **at, const char *name, unsigned long most,
+                                   uint32_t *number_out)
+{
+    const char *digits = *at + strlen(name);
+    if (digits[0] < '1' || digits[0] > '9') {
         return PP_INVALID_ARGUMENT;
     }
     char *end;
+    errno = 0;
     unsigned long value = strtoul(digits, &end, 10);
-    if (value > PP_LSH_L_MAX) {
+    if (errno != 0 || value > most) {
         return PP_INVALID_ARGUMENT;
     }
-    *target = (uint32_t)value;
+    *number_out = (uint32_t)value;
     *at = end;
     return PP_OK;
 }
 
+/* A decimal between 0 and 1, without sign or exponent. */
+static enum pp_status parse_share(const char **at, const char *name, float *share_out)
+{
+    const char *digits = *at + strlen(name);
+    uint64_t length = strspn(digits, "0123456789.");
+    char *end;
+    float share = strtof(digits, &end);
+    if (length == 0 || digits + length != end || !(share > 0.0f && share <= 1.0f)) {
+        return PP_INVALID_ARGUMENT;
+    }
+    *share_out = share;
+    *at = end;
+    return PP_OK;
+}
+
+/* One "k=10" of a text; moves *at behind it. */
+static enum pp_status parse_parameter(const char **at, struct pp_estimator *estimator)
+{
+    bool lsh = estimator->kind == PP_LSH;
+    struct {
+        const char *name;
+        bool known;
+        uint32_t *target;
+        unsigned long most;
+    } numbers[] = {
+        {"k=", lsh, &estimator->k, PP_LSH_L_MAX},      {"l=", lsh, &estimator->l, PP_LSH_L_MAX},
+        {"t=", lsh, &estimator->t, PP_LSH_L_MAX},      {"bits=", !lsh, &estimator->bits, 4},
+        {"rows=", !lsh, &estimator->rows, UINT32_MAX},
+    };
+    for (uint32_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); ++i) {
+        if (numbers[i].known && strncmp(*at, numbers[i].name, strlen(numbers[i].name)) == 0) {
+            return parse_number(at, numbers[i].name, numbers[i].most, numbers[i].target);
+        }
+    }
+    if (!lsh && strncmp(*at, "share=", 6) == 0) {
+        return parse_share(at, "share=", &estimator->rows_share);
+    }
+    return PP_INVALID_ARGUMENT;
+}
+
 enum pp_status pp_estimator_parse(const char *text, struct pp_estimator *estimator_out)
 {
+    static const enum pp_estimator_kind kinds[] = {PP_EXACT, PP_LSH, PP_SKETCH};
     struct pp_estimator estimator = {.kind = PP_ESTIMATOR_NONE};
-    if (strcmp(text, "exact") == 0) {
-        estimator.kind = PP_EXACT;
-    } else if (strcmp(text, "sketch") == 0) {
-        estimator.kind = PP_SKETCH;
-    } else if (strcmp(text, "lsh") == 0 || strncmp(text, "lsh:", 4) == 0) {
-        estimator.kind = PP_LSH;
-        const char *at = text + 3;
-        while (*at != '\0') {
-            if (*at != ':' && *at != ',') {
-                return PP_INVALID_ARGUMENT;
-            }
-            ++at;
-            PP_TRY(parse_parameter(&at, &estimator));
+    const char *at = text;
+    for (uint32_t i = 0; i < 3; ++i) {
+        uint64_t length = strlen(pp_estimator_name(kinds[i]));
+        if (strncmp(text, pp_estimator_name(kinds[i]), length) == 0) {
+            estimator.kind = kinds[i];
+            at = text + length;
         }
+    }
+    for (char before = ':'; *at != '\0'; before = ',') {
+        if (*at != before || estimator.kind <= PP_EXACT) {
+            return PP_INVALID_ARGUMENT;
+        }
+        ++at;
+        PP_TRY(parse_parameter(&at, &estimator));
     }
     PP_TRY(pp_estimator_resolve(&estimator));
     *estimator_out = estimator;

@@ -20,10 +20,15 @@ enum pp_estimator_kind {
     PP_SKETCH = 3,
 };
 
-/* lsh: k bits a table, l tables, t of which must collide. Unused ones are 0. */
+/* lsh: k bits a table, l tables, t of which must collide. sketch: bits a dimension, and a budget of
+ * distinct rows a kv head and q row, as a share of those held under an index or as a number of
+ * them. Unused ones are 0. */
 struct pp_estimator {
     enum pp_estimator_kind kind;
     uint32_t k, l, t;
+    uint32_t bits;
+    float rows_share;
+    uint32_t rows;
 };
 
 /* An estimator for one layer in place of the sequence's. */
@@ -63,11 +68,13 @@ const char *pp_estimator_name(enum pp_estimator_kind kind);
  * by 1/sqrt(head_dim) before. */
 PP_MUST_USE enum pp_status pp_shape_check(const struct pp_shape *shape);
 
-/* Fills zeros with defaults (lsh: 10, 150, 2) and checks: lsh 1 <= k <= 16, 1 <= t <= l <= 512.
- * PP_INVALID_ARGUMENT, or PP_UNIMPLEMENTED for an estimator this build does not have. */
+/* Fills zeros with defaults (lsh: 10, 150, 2; sketch: 2 bits, a share of 0.04) and checks: lsh
+ * 1 <= k <= 16, 1 <= t <= l <= 512; sketch 1, 2 or 4 bits, 0 < share <= 1 or a number of rows, not
+ * both. PP_INVALID_ARGUMENT. */
 PP_MUST_USE enum pp_status pp_estimator_resolve(struct pp_estimator *estimator);
 
-/* Parses "exact", "lsh", "lsh:k=10,l=150,t=2". PP_INVALID_ARGUMENT. The result is resolved. */
+/* Parses "exact", "lsh:k=10,l=150,t=2", "sketch:bits=2,share=0.04" or "sketch:rows=2048".
+ * PP_INVALID_ARGUMENT. The result is resolved. */
 PP_MUST_USE enum pp_status pp_estimator_parse(const char *text, struct pp_estimator *estimator_out);
 
 /* Bytes of a vector: K or V of one token and kv head. int8 is followed by its scale, an f32 that

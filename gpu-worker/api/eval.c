@@ -68,8 +68,8 @@ static size_t eval_options(struct eval *eval, struct pp_option *table_out)
          .group = "Text",
          .default_text = "exact",
          .value_name = "LIST",
-         .help = "What to measure: exact, lsh, lsh:k=10,l=150,t=2, several with commas. All but "
-                 "exact want --nodes."},
+         .help = "What to measure: exact, lsh, lsh:k=10,l=150,t=2, sketch, "
+                 "sketch:bits=2,share=0.04, several with commas. All but exact want --nodes."},
         {.name = "seed",
          .kind = PP_OPTION_U64,
          .target = &eval->seed,
@@ -113,7 +113,7 @@ static size_t eval_options(struct eval *eval, struct pp_option *table_out)
 static size_t eval_estimator_bytes(const char *text)
 {
     size_t bytes = strcspn(text, ",");
-    while (text[bytes] == ',' && text[bytes + 1] != '\0' && text[bytes + 2] == '=') {
+    while (text[bytes] == ',' && text[bytes + 1 + strcspn(text + bytes + 1, "=,:")] == '=') {
         bytes += 1 + strcspn(text + bytes + 1, ",");
     }
     return bytes;
@@ -145,7 +145,8 @@ static enum pp_status eval_check(void *context)
     struct eval *eval = context;
     if (gw_eval_estimators_parse(eval->estimators_text, eval->estimators, &eval->estimator_count) !=
         PP_OK) {
-        fprintf(stderr, "--estimators: '%s' is no list of exact, lsh, lsh:k=K,l=L,t=T\n",
+        fprintf(stderr,
+                "--estimators: '%s' is no list of exact, lsh:k=K,l=L,t=T, sketch:bits=B,share=X\n",
                 eval->estimators_text);
         return PP_INVALID_ARGUMENT;
     }

@@ -142,8 +142,9 @@ static size_t generate_answer_options(struct generate *generate, struct pp_optio
          .group = "Attention nodes",
          .default_text = "exact",
          .value_name = "NAME",
-         .help = "How nodes attend: exact, lsh, or lsh:k=10,l=150,t=2 (k bits a table, l tables, t "
-                 "of which must collide)."},
+         .help = "How nodes attend: exact; lsh or lsh:k=10,l=150,t=2 (k bits a table, l tables, t "
+                 "of which must collide); sketch or sketch:bits=2,share=0.04 (bits a dimension, "
+                 "share of the keys a kv head that are read; or rows=N)."},
     };
     memcpy(table_out, table, sizeof(table));
     return sizeof(table) / sizeof(table[0]);
@@ -195,7 +196,8 @@ static enum pp_status generate_check(void *context)
     struct generate *generate = context;
     enum pp_status status = pp_estimator_parse(generate->estimator_text, &generate->estimator);
     if (status != PP_OK) {
-        fprintf(stderr, "--estimator: '%s' is none of exact, lsh, lsh:k=K,l=L,t=T (%s)\n",
+        fprintf(stderr,
+                "--estimator: '%s' is none of exact, lsh:k=K,l=L,t=T, sketch:bits=B,share=X (%s)\n",
                 generate->estimator_text, pp_status_name(status));
         return status;
     }

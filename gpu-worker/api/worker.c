@@ -68,7 +68,7 @@ static size_t worker_node_options(struct gw_worker_options *options, struct pp_o
          .group = "Attention nodes",
          .default_text = "1",
          .value_name = "N",
-         .help = "Seed of the lsh signatures."},
+         .help = "Seed of the signatures: hash of lsh, rotation of sketch."},
         {.name = "node-timeout",
          .kind = PP_OPTION_DURATION,
          .target = &options->node_timeout_us,

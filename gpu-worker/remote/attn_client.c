@@ -149,6 +149,9 @@ static enum pp_status pack_header(struct gw_dispatch *dispatch,
         estimator.k = asked->k;
         estimator.l = asked->l;
         estimator.t = asked->t;
+        estimator.bits = asked->bits;
+        estimator.rows_share = asked->rows_share;
+        estimator.rows = asked->rows;
         item.estimator = &estimator;
     }
     request.request_id = dispatch->request_id;

@@ -441,6 +441,9 @@ static enum pp_status start_open(struct gw_part *part, struct gw_unary *unary)
     estimator.k = config->estimator.k;
     estimator.l = config->estimator.l;
     estimator.t = config->estimator.t;
+    estimator.bits = config->estimator.bits;
+    estimator.rows_share = config->estimator.rows_share;
+    estimator.rows = config->estimator.rows;
     request.sequence_id.data = sequence->id;
     request.sequence_id.len = sizeof(sequence->id);
     request.part_id.data = part_id;

@@ -79,15 +79,51 @@ static void estimators_parse_and_fill_their_defaults(void **state)
     assert_true(estimator.k == 8 && estimator.l == 98 && estimator.t == 3);
     assert_int_equal(pp_estimator_parse("lsh:l=75", &estimator), PP_OK);
     assert_true(estimator.k == 10 && estimator.l == 75 && estimator.t == 2);
+    assert_int_equal(pp_estimator_parse("sketch", &estimator), PP_OK);
+    assert_true(estimator.kind == PP_SKETCH && estimator.bits == 2 &&
+                estimator.rows_share == 0.04f && estimator.rows == 0);
+    assert_int_equal(pp_estimator_parse("sketch:bits=4,share=.5", &estimator), PP_OK);
+    assert_true(estimator.bits == 4 && estimator.rows_share == 0.5f && estimator.k == 0);
+    assert_int_equal(pp_estimator_parse("sketch:rows=4294967295,bits=1", &estimator), PP_OK);
+    assert_true(estimator.bits == 1 && estimator.rows_share == 0.0f &&
+                estimator.rows == 4294967295u);
 }
 
 static void estimators_out_of_range_are_refused(void **state)
 {
     (void)state;
-    static const char *const bad[] = {
-        "",          "lsh:",        "lsh:k",     "lsh:k=",          "lsh:k=0", "lsh:k=17",
-        "lsh:l=513", "lsh:l=4,t=5", "lsh:k=-1",  "lsh:k=10,",       "lshx",    "lsh:q=1",
-        "exactly",   "lsh:k=1e3",   "lsh:k=10 ", "lsh:k=4294967306"};
+    static const char *const bad[] = {"",
+                                      "lsh:",
+                                      "lsh:k",
+                                      "lsh:k=",
+                                      "lsh:k=0",
+                                      "lsh:k=17",
+                                      "lsh:l=513",
+                                      "lsh:l=4,t=5",
+                                      "lsh:k=-1",
+                                      "lsh:k=10,",
+                                      "lshx",
+                                      "lsh:q=1",
+                                      "exactly",
+                                      "lsh:k=1e3",
+                                      "lsh:k=10 ",
+                                      "lsh:k=4294967306",
+                                      "sketch:bits=3",
+                                      "sketch:bits=0",
+                                      "sketch:share=0",
+                                      "sketch:share=1.5",
+                                      "sketch:share=-1",
+                                      "sketch:share=nan",
+                                      "sketch:share=1e-3",
+                                      "sketch:rows=4294967296",
+                                      "sketch:rows=99999999999999999999",
+                                      "sketch:rows=5,share=.5",
+                                      "sketch:k=3",
+                                      "lsh:bits=2",
+                                      "lsh:share=.5",
+                                      "exact:k=1",
+                                      "sketch,bits=2",
+                                      "lsh,k=4"};
     for (uint32_t i = 0; i < sizeof(bad) / sizeof(bad[0]); ++i) {
         struct pp_estimator estimator = {.kind = PP_ESTIMATOR_NONE, .k = 77};
         if (pp_estimator_parse(bad[i], &estimator) != PP_INVALID_ARGUMENT) {
@@ -97,6 +133,11 @@ static void estimators_out_of_range_are_refused(void **state)
     }
     struct pp_estimator unknown = {.kind = (enum pp_estimator_kind)9};
     assert_int_equal(pp_estimator_resolve(&unknown), PP_INVALID_ARGUMENT);
+    static const float shares[] = {-0.1f, 1.01f, NAN, INFINITY};
+    for (uint32_t i = 0; i < 4; ++i) {
+        struct pp_estimator sketch = {.kind = PP_SKETCH, .rows_share = shares[i]};
+        assert_int_equal(pp_estimator_resolve(&sketch), PP_INVALID_ARGUMENT);
+    }
 }
 
 static void values_round_to_half_even_and_come_back(void **state)

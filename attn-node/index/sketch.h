@@ -1,0 +1,48 @@
+/*
+ * The memory of a `sketch` index, private to this folder: one block: header, centre [dim] f32, then
+ * the stream of codes and factors (attn-node/kernels/sketch.h), one linear run: P b / 8 + 2 bytes a
+ * token, 34 at d=128 and 2 bits.
+ */
+#ifndef PIGPEN_ATTN_NODE_INDEX_SKETCH_H
+#define PIGPEN_ATTN_NODE_INDEX_SKETCH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "attn-node/index/index.h"
+#include "attn-node/kernels/sketch.h"
+
+/* Rows that codes do not describe (equal to the centre, or with a factor far above the others') are
+ * read for certain. Beyond so many, further ones look like the centre: factor 0. */
+#define AN_SKETCH_CERTAIN_MAX 64u
+
+struct an_sketch {
+    uint32_t tokens;
+    struct an_sketch_shape shape;
+    uint32_t certain_count;
+    uint16_t certain[AN_SKETCH_CERTAIN_MAX]; /* ascending */
+    float factor_max;                        /* what 2^15 of a stored factor stands for */
+    const float *centre;
+    const uint8_t *stream;
+};
+
+/* What index.h says of them, for the kind sketch. */
+uint64_t an_sketch_bytes(const struct an_index_params *params, uint32_t dim, uint32_t tokens);
+uint64_t an_sketch_scratch_bytes(uint32_t tokens);
+void an_sketch_build(const struct an_index_params *params, const struct an_rows *rows,
+                     uint32_t tokens, const float *centre, uint32_t threads, void *memory,
+                     void *scratch);
+uint32_t an_sketch_heads_at_once(uint32_t group);
+uint64_t an_sketch_query_scratch_bytes(uint32_t tokens);
+void an_sketch_attend(const struct an_sketch *sketch, const struct an_index_params *params,
+                      const struct an_rows *rows, uint32_t begin, uint32_t end,
+                      const struct an_index_query *query, void *scratch,
+                      struct an_accumulator *accumulators);
+bool an_sketch_pays(const struct an_sketch *sketch, const struct an_rows *rows, uint32_t begin,
+                    uint32_t end, uint32_t group, uint32_t lanes, float rows_share,
+                    struct an_index_costs *costs_out);
+uint32_t an_sketch_sample(const struct an_sketch *sketch, const struct an_index_params *params,
+                          uint32_t begin, uint32_t end, const struct an_index_query *query,
+                          void *scratch, uint16_t *ids_out, float *log_u_out);
+
+#endif
