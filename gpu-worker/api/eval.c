@@ -255,6 +255,8 @@ static enum pp_status eval_open_sequence(struct eval *eval, uint32_t index)
     struct gw_sequence_options options = {.remote = eval->worker.remote,
                                           .estimator = eval->opened,
                                           .nodes_plan = eval->worker_options.nodes_plan,
+                                          .worker_signatures =
+                                              eval->worker_options.worker_signatures,
                                           .dense_layers = eval->worker.dense_layers,
                                           .dense_layer_count = eval->worker.dense_layer_count,
                                           .hash_seed = eval->worker_options.hash_seed,

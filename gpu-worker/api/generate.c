@@ -241,15 +241,16 @@ static enum pp_status generate_open(struct generate *generate)
     }
     PP_TRY(gw_sampler_init(&generate->sampler, info->vocab, generate->temperature,
                            (uint32_t)generate->top_k, generate->top_p, generate->seed));
-    struct gw_sequence_options options = {.remote = generate->worker.remote,
-                                          .estimator = generate->estimator,
-                                          .nodes_plan = generate->worker_options.nodes_plan,
-                                          .dense_layers = generate->worker.dense_layers,
-                                          .dense_layer_count = generate->worker.dense_layer_count,
-                                          .hash_seed = generate->worker_options.hash_seed,
-                                          .step_seed = generate->seed,
-                                          .tokens_expected =
-                                              generate->id_count + generate->tokens_max};
+    struct gw_sequence_options options = {
+        .remote = generate->worker.remote,
+        .estimator = generate->estimator,
+        .nodes_plan = generate->worker_options.nodes_plan,
+        .worker_signatures = generate->worker_options.worker_signatures,
+        .dense_layers = generate->worker.dense_layers,
+        .dense_layer_count = generate->worker.dense_layer_count,
+        .hash_seed = generate->worker_options.hash_seed,
+        .step_seed = generate->seed,
+        .tokens_expected = generate->id_count + generate->tokens_max};
     enum pp_status status =
         gw_sequence_open(generate->worker.engine, &options, &generate->sequence);
     if (status != PP_OK) {

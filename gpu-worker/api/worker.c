@@ -62,6 +62,13 @@ static size_t worker_node_options(struct gw_worker_options *options, struct pp_o
          .default_text = "false",
          .help =
              "Nodes read all keys of a span where they expect that to be faster than sampling."},
+        {.name = "worker-signatures",
+         .kind = PP_OPTION_BOOL,
+         .target = &options->worker_signatures,
+         .group = "Attention nodes",
+         .default_text = "false",
+         .help = "The worker hashes the keys of a prompt for lsh and sends the signatures along, "
+                 "instead of the nodes. Worth it where it has more computing power than they."},
         {.name = "hash-seed",
          .kind = PP_OPTION_U64,
          .target = &options->hash_seed,

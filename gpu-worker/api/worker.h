@@ -32,6 +32,7 @@ struct gw_worker_options {
     uint64_t node_timeout_us;
     const char *dense_layers; /* "0,16"; "": none */
     bool nodes_plan;
+    bool worker_signatures;
     int log_level;
     bool quiet; /* no progress on stderr */
     /* PEM files and a name; "" or NULL: none. Without an authority: plain text. */

@@ -17,6 +17,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/attn/hash.h"
 #include "common/attn/shape.h"
 #include "common/base/status.h"
 
@@ -151,6 +152,17 @@ struct gw_device_ops {
                                      const struct gw_heads *heads, const struct gw_kv_rows *spans,
                                      uint32_t span_count, const float *q, uint32_t rows, float *o,
                                      float *lse);
+    /* Mean keys of count > 0 tokens of k: centre [kv head][dim] in host memory, summed in f64 in
+     * order of the tokens, as nodes do. */
+    enum pp_status (*centre_keys)(struct gw_device *device, struct gw_stream *stream,
+                                  const struct gw_heads *heads, const void *k, uint64_t count,
+                                  float *centre_out);
+    /* Signatures (common/attn/hash.h) of count tokens of k around centre [kv head][dim]: codes
+     * [token][kv head][l]. Centre and codes are host memory. */
+    enum pp_status (*sign_keys)(struct gw_device *device, struct gw_stream *stream,
+                                const struct gw_heads *heads, const struct pp_hash *hash,
+                                uint32_t l, const void *k, uint64_t count, const float *centre,
+                                uint16_t *codes_out);
     /* The merge law over two sets of partials: (o, lse) becomes the merge of it and the other. */
     enum pp_status (*merge)(struct gw_device *device, struct gw_stream *stream, uint32_t count,
                             uint32_t dim, const float *other_o, const float *other_lse, float *o,

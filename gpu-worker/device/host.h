@@ -61,6 +61,13 @@ enum pp_status gw_host_rope(struct gw_device *device, struct gw_stream *stream,
                             uint32_t heads, uint32_t dim, float *x);
 enum pp_status gw_host_swiglu(struct gw_device *device, struct gw_stream *stream, const float *gate,
                               const float *up, uint64_t count, float *out);
+enum pp_status gw_host_centre_keys(struct gw_device *device, struct gw_stream *stream,
+                                   const struct gw_heads *heads, const void *k, uint64_t count,
+                                   float *centre_out);
+enum pp_status gw_host_sign_keys(struct gw_device *device, struct gw_stream *stream,
+                                 const struct gw_heads *heads, const struct pp_hash *hash,
+                                 uint32_t l, const void *k, uint64_t count, const float *centre,
+                                 uint16_t *codes_out);
 enum pp_status gw_host_to_dtype(struct gw_device *device, struct gw_stream *stream,
                                 enum pp_dtype dtype, uint32_t dim, const float *values,
                                 uint64_t count, void *out);

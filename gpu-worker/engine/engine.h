@@ -68,7 +68,8 @@ const struct gw_engine_info *gw_engine_info(const struct gw_engine *engine);
 struct gw_sequence_options {
     struct gw_remote *remote; /* NULL: everything stays on the worker */
     struct pp_estimator estimator;
-    bool nodes_plan; /* nodes may attend exactly where they expect that to be cheaper */
+    bool nodes_plan;        /* nodes may attend exactly where they expect that to be cheaper */
+    bool worker_signatures; /* prefill hashes the keys, not the nodes (lsh, estimator resolved) */
     const uint32_t *dense_layers; /* nodes attend these exactly; read at open only */
     uint32_t dense_layer_count;
     uint64_t hash_seed;

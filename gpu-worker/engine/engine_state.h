@@ -62,6 +62,7 @@ struct gw_sequence {
     uint64_t tokens_expected;
     uint64_t step_seed;
     uint32_t tokens_kept;
+    uint32_t signature_tables;     /* l of the signatures that prefill makes; 0: nodes hash */
     struct pp_estimator estimator; /* of attends; kind NONE: the remote sequence's own */
     uint64_t length;
     uint64_t handed;  /* tokens behind the sink given to the remote, every layer alike */
@@ -82,6 +83,10 @@ static inline uint64_t gw_sequence_rows(const struct gw_sequence *sequence)
 /* Tokens behind the sink that leave when a sequence starts with `count` tokens. */
 uint64_t gw_sequence_leaving(const struct gw_sequence *sequence, uint64_t count);
 void gw_mark_deinit(struct gw_sequence *sequence);
+/* Gives tokens [0, count) behind the sink of a layer to the nodes, signed. k, v: their rows. */
+enum pp_status gw_sequence_hand_over_signed(struct gw_sequence *sequence, uint32_t layer,
+                                            const struct pp_hash *hash, uint64_t count,
+                                            const void *k, const void *v);
 
 /* h += FFN(norm(h)) and the output projection before it, for rows of x. */
 enum pp_status gw_engine_finish_layer(struct gw_engine *engine, const struct gw_layer *layer,

@@ -57,7 +57,13 @@ static enum pp_status prefill_hand_over(struct prefill *prefill, uint32_t layer)
     uint64_t leaving = gw_sequence_leaving(sequence, prefill->count);
     uint64_t sink = prefill->count < PP_SINK_TOKENS ? prefill->count : PP_SINK_TOKENS;
     PP_TRY(ops->synchronize(engine->device, engine->stream));
-    for (uint64_t start = 0; start < leaving; start += GW_BULK_TOKENS) {
+    const struct pp_hash *hash =
+        sequence->signature_tables > 0 ? gw_remote_hash(sequence->remote, layer) : NULL;
+    if (hash != NULL) {
+        uint64_t at = sink * sequence->row_bytes;
+        PP_TRY(gw_sequence_hand_over_signed(sequence, layer, hash, leaving, k + at, v + at));
+    }
+    for (uint64_t start = 0; start < leaving && hash == NULL; start += GW_BULK_TOKENS) {
         uint64_t left = leaving - start;
         uint64_t at = (sink + start) * sequence->row_bytes;
         PP_TRY(gw_remote_append(sequence->remote, layer, start,

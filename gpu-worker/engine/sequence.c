@@ -75,6 +75,7 @@ enum pp_status gw_sequence_open(struct gw_engine *engine, const struct gw_sequen
     sequence->tokens_expected = options->tokens_expected;
     sequence->step_seed = options->step_seed;
     sequence->tokens_kept = options->tokens_kept;
+    sequence->signature_tables = options->worker_signatures ? options->estimator.l : 0;
     sequence->row_bytes = heads->kv_heads * pp_vector_bytes(heads->head_dim, heads->kv_dtype);
     uint64_t rows_kept = PP_SINK_TOKENS + PP_RECENT_TOKENS + options->tokens_kept +
                          (GW_LEAVE_BATCHES_MAX + 1u) * GW_LEAVE_TOKENS;

@@ -80,16 +80,6 @@ static enum pp_status take_request(struct gw_dispatch *dispatch)
     return PP_DEADLINE_EXCEEDED;
 }
 
-static bool layer_is_dense(const struct gw_remote_sequence *sequence, uint32_t layer)
-{
-    for (uint32_t i = 0; i < sequence->config.dense_layer_count; ++i) {
-        if (sequence->dense_layers[i] == layer) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* The part's q heads of every row, then their signatures when with_codes. */
 static void pack_payload(struct gw_dispatch *dispatch, const struct gw_remote_attend *attend,
                          bool with_codes)
@@ -180,8 +170,8 @@ enum pp_status gw_dispatch_prepare(struct gw_dispatch *dispatch,
     const struct pp_estimator *asked =
         attend->estimator.kind != PP_ESTIMATOR_NONE ? &attend->estimator : own;
     /* Signatures are made with the sequence's k and l; for others the node hashes. */
-    bool with_codes = sequence->hash != NULL && asked->kind == PP_LSH && asked->k == own->k &&
-                      asked->l == own->l && !layer_is_dense(sequence, attend->layer);
+    bool with_codes = gw_remote_hash(sequence, attend->layer) != NULL && asked->kind == PP_LSH &&
+                      asked->k == own->k && asked->l == own->l;
     PP_TRY(take_request(dispatch));
     dispatch->request_id = sequence->remote->next_request_id++;
     dispatch->deadline_us =

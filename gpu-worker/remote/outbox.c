@@ -344,33 +344,61 @@ static void run_chunk(struct gw_remote *remote, struct gw_command *command)
     gw_outbox_pump(chunk->part->node);
 }
 
-uint32_t gw_outbox_tokens_per_chunk(const struct gw_remote *remote, const struct gw_part *part)
+uint32_t gw_outbox_tokens_per_chunk(const struct gw_remote *remote, const struct gw_part *part,
+                                    const struct gw_rows *rows)
 {
-    const struct pp_shape *shape = &part->sequence->config.shape;
-    const struct gw_route_part *route = &part->sequence->route.parts[part->index];
-    uint64_t row = 2ull * route->kv_head_count * pp_vector_bytes(shape->head_dim, shape->kv_dtype);
+    uint64_t row = (2 * rows->head_bytes + rows->code_bytes) * rows->kv_head_count;
+    uint64_t centre = (uint64_t)rows->centre_bytes * rows->kv_head_count;
     uint64_t bytes = GW_CHUNK_PAYLOAD_BYTES;
     uint64_t quarter = remote->outbox->capacity / 4;
     uint64_t said = part->node->limits.message_bytes_max;
     bytes = quarter < bytes ? quarter : bytes;
     bytes = said > 8192 && said - 4096 < bytes ? said - 4096 : bytes;
+    bytes = bytes > centre ? bytes - centre : 0;
     uint64_t tokens = bytes / row > 0 ? bytes / row : 1;
     return (uint32_t)(tokens < PP_APPEND_TOKENS_MAX ? tokens : PP_APPEND_TOKENS_MAX);
 }
 
-static enum pp_status pack_header(struct gw_chunk *chunk, uint32_t crc32c, bool bulk)
+/* Sections of a chunk's payload in their order; how many there are. */
+static size_t lay_sections(const struct gw_rows *rows, Pigpen__V1__Section *sections)
+{
+    const uint64_t heads = rows->kv_head_count;
+    const struct {
+        Pigpen__V1__SectionKind kind;
+        uint64_t bytes;
+    } each[4] = {
+        {PIGPEN__V1__SECTION_KIND__SECTION_KIND_K, rows->head_bytes * rows->count * heads},
+        {PIGPEN__V1__SECTION_KIND__SECTION_KIND_V, rows->head_bytes * rows->count * heads},
+        {PIGPEN__V1__SECTION_KIND__SECTION_KIND_SIGNATURES,
+         (uint64_t)rows->code_bytes * rows->count * heads},
+        {PIGPEN__V1__SECTION_KIND__SECTION_KIND_CENTRE, rows->centre_bytes * heads},
+    };
+    size_t count = rows->codes != NULL ? 4 : 2;
+    uint64_t offset = 0;
+    for (size_t i = 0; i < count; ++i) {
+        pigpen__v1__section__init(&sections[i]);
+        sections[i].kind = each[i].kind;
+        sections[i].offset = offset;
+        sections[i].bytes = each[i].bytes;
+        offset += each[i].bytes;
+    }
+    return count;
+}
+
+static enum pp_status pack_header(struct gw_chunk *chunk, const struct gw_rows *rows,
+                                  uint32_t crc32c, bool bulk)
 {
     const struct gw_remote_sequence *sequence = chunk->part->sequence;
     Pigpen__V1__PartRef part = PIGPEN__V1__PART_REF__INIT;
     Pigpen__V1__AppendKvRequest request = PIGPEN__V1__APPEND_KV_REQUEST__INIT;
-    Pigpen__V1__Section k = PIGPEN__V1__SECTION__INIT, v = PIGPEN__V1__SECTION__INIT;
-    Pigpen__V1__Section *sections[2] = {&k, &v};
+    Pigpen__V1__WorkerSegment segment = PIGPEN__V1__WORKER_SEGMENT__INIT;
+    Pigpen__V1__Section laid[4];
+    Pigpen__V1__Section *sections[4] = {&laid[0], &laid[1], &laid[2], &laid[3]};
     part.handle = chunk->part->handle;
     part.incarnation = chunk->part->incarnation;
     part.generation = sequence->generation;
-    k.kind = PIGPEN__V1__SECTION_KIND__SECTION_KIND_K;
-    v.kind = PIGPEN__V1__SECTION_KIND__SECTION_KIND_V;
-    k.bytes = v.bytes = v.offset = chunk->payload_bytes / 2;
+    segment.begin = rows->segment_begin;
+    segment.count = rows->segment_count;
     request.part = &part;
     request.request_id = chunk->request_id;
     request.layer = chunk->layer;
@@ -378,7 +406,8 @@ static enum pp_status pack_header(struct gw_chunk *chunk, uint32_t crc32c, bool 
     request.count = (uint32_t)(chunk->end - chunk->start);
     request.crc32c = crc32c;
     request.bulk = bulk;
-    request.n_sections = 2;
+    request.segment = rows->codes != NULL ? &segment : NULL;
+    request.n_sections = lay_sections(rows, laid);
     request.sections = sections;
     size_t bytes = 0;
     PP_TRY(pp_codec_pack(&request.base, chunk->payload_bytes, chunk->header, sizeof(chunk->header),
@@ -418,13 +447,18 @@ enum pp_status gw_outbox_append(struct gw_part *part, uint32_t layer, uint64_t s
                                 const struct gw_rows *rows, bool bulk)
 {
     struct gw_remote *remote = part->sequence->remote;
-    uint32_t per_chunk = gw_outbox_tokens_per_chunk(remote, part);
+    uint32_t per_chunk = gw_outbox_tokens_per_chunk(remote, part, rows);
     struct gw_rows piece = *rows;
     for (uint32_t done = 0; done < rows->count; done += piece.count) {
         piece.k = rows->k + done * rows->token_bytes;
         piece.v = rows->v + done * rows->token_bytes;
         piece.count = rows->count - done < per_chunk ? rows->count - done : per_chunk;
-        uint64_t bytes = 2ull * piece.count * rows->head_bytes * rows->kv_head_count;
+        piece.codes = rows->codes;
+        if (rows->codes != NULL) {
+            piece.codes += done * (rows->token_bytes / rows->head_bytes) *
+                           (rows->code_bytes / sizeof(*rows->codes));
+        }
+        uint64_t bytes = gw_rows_bytes(&piece);
         struct gw_chunk *chunk = NULL;
         enum pp_status status = wait_for_room(part, bytes, &chunk);
         if (status != PP_OK) {
@@ -437,7 +471,7 @@ enum pp_status gw_outbox_append(struct gw_part *part, uint32_t layer, uint64_t s
         chunk->request_id = remote->next_request_id++;
         chunk->command.run = run_chunk;
         uint32_t crc32c = gw_rows_pack(&piece, chunk->payload);
-        PP_ASSERT(pack_header(chunk, crc32c, bulk) == PP_OK); /* fixed fields: it fits */
+        PP_ASSERT(pack_header(chunk, &piece, crc32c, bulk) == PP_OK); /* fixed fields: it fits */
         atomic_fetch_add_explicit(&part->sequence->chunks_waiting, 1, memory_order_relaxed);
         gw_remote_post(remote, &chunk->command);
     }

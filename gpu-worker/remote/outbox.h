@@ -24,8 +24,6 @@ struct gw_chunk *gw_outbox_take(struct gw_outbox_memory *memory, uint64_t payloa
 void gw_chunk_release(struct gw_chunk *chunk);
 /* Engine thread: bytes taken and not given back. */
 uint64_t gw_outbox_used(struct gw_outbox_memory *memory);
-/* Tokens of a part that fit one message: at least 1. */
-uint32_t gw_outbox_tokens_per_chunk(const struct gw_remote *remote, const struct gw_part *part);
 
 /* Rows of a span for one part, as the engine has them. */
 struct gw_rows {
@@ -34,9 +32,23 @@ struct gw_rows {
     uint64_t head_bytes;  /* of K of one */
     uint32_t kv_head_begin, kv_head_count;
     uint32_t count;
+    /* Signed rows; codes NULL: they are not. */
+    const uint16_t *codes;  /* [token][kv head][l] of all kv heads */
+    const float *centre;    /* [kv head][dim] */
+    uint32_t code_bytes;    /* of the signature of one head */
+    uint32_t centre_bytes;  /* of the centre of one head */
+    uint64_t segment_begin; /* held index of the part */
+    uint32_t segment_count;
 };
-/* Writes K then V of the part's heads to payload, and their CRC-32C. */
+/* Bytes of the payload of rows. */
+uint64_t gw_rows_bytes(const struct gw_rows *rows);
+/* Writes K, V and, of signed rows, signatures and centre of the part's heads to payload, and their
+ * CRC-32C. */
 uint32_t gw_rows_pack(const struct gw_rows *rows, uint8_t *payload);
+
+/* Tokens of a part's rows that fit one message: at least 1. */
+uint32_t gw_outbox_tokens_per_chunk(const struct gw_remote *remote, const struct gw_part *part,
+                                    const struct gw_rows *rows);
 
 /* Engine thread: cuts, copies and hands over; waits while the outbox is full. */
 PP_MUST_USE enum pp_status gw_outbox_append(struct gw_part *part, uint32_t layer, uint64_t start,

@@ -102,25 +102,38 @@ struct gw_chunk *gw_outbox_take(struct gw_outbox_memory *memory, uint64_t payloa
     return chunk;
 }
 
-static uint8_t *pack_heads(const struct gw_rows *rows, const uint8_t *from, uint8_t *to)
+/* The part's heads out of `count` times [kv head] of head_bytes each. */
+static uint8_t *pack_heads(const struct gw_rows *rows, const void *values, uint64_t head_bytes,
+                           uint32_t count, uint8_t *to)
 {
-    uint64_t bytes = rows->head_bytes * rows->kv_head_count;
-    from += rows->head_bytes * rows->kv_head_begin;
-    if (bytes == rows->token_bytes) {
-        memcpy(to, from, bytes * rows->count);
-        return to + bytes * rows->count;
+    uint64_t token_bytes = rows->token_bytes / rows->head_bytes * head_bytes;
+    uint64_t bytes = head_bytes * rows->kv_head_count;
+    const uint8_t *from = (const uint8_t *)values + head_bytes * rows->kv_head_begin;
+    if (bytes == token_bytes) {
+        memcpy(to, from, bytes * count);
+        return to + bytes * count;
     }
-    for (uint32_t i = 0; i < rows->count; ++i) {
+    for (uint32_t i = 0; i < count; ++i) {
         memcpy(to, from, bytes);
         to += bytes;
-        from += rows->token_bytes;
+        from += token_bytes;
     }
     return to;
 }
 
+uint64_t gw_rows_bytes(const struct gw_rows *rows)
+{
+    uint64_t each = 2 * rows->head_bytes + rows->code_bytes;
+    return (each * rows->count + rows->centre_bytes) * rows->kv_head_count;
+}
+
 uint32_t gw_rows_pack(const struct gw_rows *rows, uint8_t *payload)
 {
-    uint8_t *end = pack_heads(rows, rows->k, payload);
-    end = pack_heads(rows, rows->v, end);
+    uint8_t *end = pack_heads(rows, rows->k, rows->head_bytes, rows->count, payload);
+    end = pack_heads(rows, rows->v, rows->head_bytes, rows->count, end);
+    if (rows->codes != NULL) {
+        end = pack_heads(rows, rows->codes, rows->code_bytes, rows->count, end);
+        end = pack_heads(rows, rows->centre, rows->centre_bytes, 1, end);
+    }
     return pp_crc32c(0, payload, (size_t)(end - payload));
 }

@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/attn/hash.h"
 #include "common/attn/partial.h"
 #include "common/attn/shape.h"
 #include "common/base/clock.h"
@@ -93,6 +94,26 @@ void gw_remote_sequence_close(struct gw_remote_sequence *sequence);
 PP_MUST_USE enum pp_status gw_remote_append(struct gw_remote_sequence *sequence, uint32_t layer,
                                             uint64_t start, uint32_t count, const void *k,
                                             const void *v, bool bulk);
+/* Rows whose segment, centre and signatures the worker chose (an lsh layer, prefill): the nodes
+ * need not hash them. A segment lies in one part or, with kv-head shards, in all alike. */
+struct gw_remote_segment {
+    uint64_t begin;        /* its first token, counted as start is */
+    uint32_t count;        /* tokens; the append that completes it seals it */
+    const float *centre;   /* [kv head][dim] */
+    const uint16_t *codes; /* of the rows appended: [token][kv head][l] */
+};
+/* gw_remote_append, in bulk, of rows that lie in `segment`. */
+PP_MUST_USE enum pp_status gw_remote_append_signed(struct gw_remote_sequence *sequence,
+                                                   uint32_t layer, uint64_t start, uint32_t count,
+                                                   const void *k, const void *v,
+                                                   const struct gw_remote_segment *segment);
+/* Where the segment that starts at `begin` must end, at most at `end` > begin: no part's border is
+ * inside, and a part's segments begin every PP_SEGMENT_TOKENS_MAX rows, as where nodes seal. */
+uint64_t gw_remote_segment_end(const struct gw_remote_sequence *sequence, uint64_t begin,
+                               uint64_t end);
+/* What the keys of a layer are hashed with; NULL: nodes take no signatures of it. */
+const struct pp_hash *gw_remote_hash(const struct gw_remote_sequence *sequence, uint32_t layer);
+
 /* Tokens of a layer that every part has acknowledged: the prefix an attend may ask for. The engine
  * attends the rest itself (law 1). */
 uint64_t gw_remote_held(const struct gw_remote_sequence *sequence, uint32_t layer);

@@ -221,41 +221,7 @@ uint64_t gw_sequence_tick(struct gw_remote *remote, uint64_t now_us)
     return next_us;
 }
 
-/* Appends and counts. */
-
-enum pp_status gw_remote_append(struct gw_remote_sequence *sequence, uint32_t layer, uint64_t start,
-                                uint32_t count, const void *k, const void *v, bool bulk)
-{
-    const struct pp_shape *shape = &sequence->config.shape;
-    PP_TRY(gw_sequence_failed(sequence));
-    if (layer >= shape->layers || start != sequence->handed[layer] || count == 0 ||
-        count > PP_TOKENS_PER_PART_MAX - start) {
-        return PP_INVALID_ARGUMENT;
-    }
-    uint64_t head_bytes = pp_vector_bytes(shape->head_dim, shape->kv_dtype);
-    uint64_t token_bytes = head_bytes * shape->kv_heads;
-    for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
-        const struct gw_route_part *route = &sequence->route.parts[i];
-        uint64_t begin = gw_route_part_tokens(&sequence->route, i, start);
-        uint64_t end = gw_route_part_tokens(&sequence->route, i, start + count);
-        if (end == begin) {
-            continue;
-        }
-        uint64_t skipped = start < route->token_begin ? route->token_begin - start : 0;
-        struct gw_rows rows = {
-            .k = (const uint8_t *)k + skipped * token_bytes,
-            .v = (const uint8_t *)v + skipped * token_bytes,
-            .token_bytes = token_bytes,
-            .head_bytes = head_bytes,
-            .kv_head_begin = route->kv_head_begin,
-            .kv_head_count = route->kv_head_count,
-            .count = (uint32_t)(end - begin),
-        };
-        PP_TRY(gw_outbox_append(&sequence->parts[i], layer, begin, &rows, bulk));
-    }
-    sequence->handed[layer] = start + count;
-    return PP_OK;
-}
+/* Counts. */
 
 uint64_t gw_remote_held(const struct gw_remote_sequence *sequence, uint32_t layer)
 {

@@ -76,6 +76,25 @@ class ClusterTest(unittest.TestCase):
         self.assertEqual(entry["top1_agreement"], 1.0)
         print(f"logit_error_max {entry['logit_error_max']:.2e}")
 
+    def test_indexes_from_the_workers_signatures_give_the_same_bits(self):
+        for shard in ("tokens", "kv-heads"):
+            entries = []
+            for made in ("false", "true"):
+                out = self.path / f"eval_{shard}_{made}.json"
+                options = (*OPTIONS, "--build=sync", "--index-tokens-min=1")
+                with node_process.Node(NODE, *options) as one, \
+                        node_process.Node(NODE, *options) as two:
+                    done = worker("eval", "--text", str(self.short), "--tokens=40",
+                                  f"--shard={shard}", "--estimators=lsh:k=6,l=40",
+                                  "--dense-layers=0", f"--worker-signatures={made}",
+                                  "--json", str(out), nodes_option((one, two)))
+                self.assertEqual(done.returncode, 0, done.stderr)
+                entries.append(json.loads(out.read_text()))
+            self.assertTrue(entries[0]["estimator_used"])
+            self.assertLess(entries[0]["rows_share"], 0.9)
+            for name in ("ppl", "kl_mean", "logit_error_max", "keys_read"):
+                self.assertEqual(entries[0][name], entries[1][name], (shard, name))
+
     def test_int8_exact_logits_over_two_nodes_equal_the_workers_own(self):
         out = self.path / "eval_int8.json"
         with node_process.Node(NODE, *OPTIONS) as one, node_process.Node(NODE, *OPTIONS) as two:

@@ -86,6 +86,30 @@ enum pp_status gw_remote_append(struct gw_remote_sequence *sequence, uint32_t la
     return PP_OK;
 }
 
+/* This fake takes no signatures. */
+const struct pp_hash *gw_remote_hash(const struct gw_remote_sequence *sequence, uint32_t layer)
+{
+    (void)sequence;
+    (void)layer;
+    return NULL;
+}
+
+uint64_t gw_remote_segment_end(const struct gw_remote_sequence *sequence, uint64_t begin,
+                               uint64_t end)
+{
+    (void)sequence;
+    (void)begin;
+    return end;
+}
+
+enum pp_status gw_remote_append_signed(struct gw_remote_sequence *sequence, uint32_t layer,
+                                       uint64_t start, uint32_t count, const void *k, const void *v,
+                                       const struct gw_remote_segment *segment)
+{
+    (void)segment;
+    return gw_remote_append(sequence, layer, start, count, k, v, true);
+}
+
 uint64_t gw_remote_held(const struct gw_remote_sequence *sequence, uint32_t layer)
 {
     struct gw_remote_sequence *mine = (struct gw_remote_sequence *)(uintptr_t)sequence;

@@ -377,6 +377,43 @@ static void norm_bias_swiglu_and_embedding_follow_their_formulas(void **state)
     device->ops->destroy(device);
 }
 
+static void centres_and_signatures_are_those_of_each_head_alone(void **state)
+{
+    (void)state;
+    enum { DIM = 80, COUNT = 150, L = 20, STRIDE = 160 };
+    static _Alignas(64) uint16_t expected[L * STRIDE];
+    struct attend_case made = attend_case_new(1, 3, DIM, COUNT, 1);
+    struct gw_device *device = device_new(2, &made.heads);
+    struct pp_hash *hash;
+    float centre[3 * DIM];
+    uint16_t *codes = malloc(COUNT * 3 * L * sizeof(*codes));
+    assert_int_equal(pp_hash_new(9, DIM, 8, L, &hash), PP_OK);
+    assert_int_equal(device->ops->centre_keys(device, NULL, &made.heads, made.k, COUNT, centre),
+                     PP_OK);
+    assert_int_equal(
+        device->ops->sign_keys(device, NULL, &made.heads, hash, L, made.k, COUNT, centre, codes),
+        PP_OK);
+    for (uint32_t head = 0; head < 3; head++) {
+        for (uint32_t d = 0; d < DIM; d++) {
+            double sum = 0.0;
+            for (uint32_t i = 0; i < COUNT; i++) {
+                sum += (double)pp_bf16_to_f32(made.k[(i * 3 + head) * DIM + d]);
+            }
+            assert_true(centre[head * DIM + d] == (float)(sum / COUNT));
+        }
+        pp_hash_keys(hash, made.k + head * DIM, 3 * DIM * sizeof(*made.k), PP_BF16,
+                     centre + head * DIM, COUNT, expected, STRIDE);
+        for (uint32_t i = 0; i < COUNT * L; i++) {
+            assert_int_equal(codes[(i / L * 3 + head) * L + i % L],
+                             expected[i % L * STRIDE + i / L]);
+        }
+    }
+    free(codes);
+    pp_hash_destroy(hash);
+    device->ops->destroy(device);
+    attend_case_free(&made);
+}
+
 static void rows_of_unfilled_blocks_have_no_size(void **state)
 {
     (void)state;
@@ -399,6 +436,7 @@ int main(void)
         cmocka_unit_test(results_are_the_same_bits_at_any_number_of_threads),
         cmocka_unit_test(rope_turns_pairs_by_the_angle_of_the_position),
         cmocka_unit_test(norm_bias_swiglu_and_embedding_follow_their_formulas),
+        cmocka_unit_test(centres_and_signatures_are_those_of_each_head_alone),
         cmocka_unit_test(rows_of_unfilled_blocks_have_no_size),
     };
     return cmocka_run_group_tests(tests, setup, NULL);

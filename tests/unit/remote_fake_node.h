@@ -52,6 +52,10 @@ enum fake_mode {
 };
 
 struct fake_part {
+    /* Of the last append that was stored. */
+    uint64_t segment_begin, segment_count, section_offsets[4], section_bytes[4];
+    uint32_t section_count;
+    Pigpen__V1__SectionKind section_kinds[4];
     uint64_t handle, generation;
     uint64_t held[FAKE_LAYERS];
     uint8_t rows[FAKE_LAYERS][FAKE_LOG]; /* K and V of each message one after the other */
@@ -229,6 +233,14 @@ static inline void fake_append_store(struct fake_part *part,
         part->row_bytes[layer] += request->payload.len;
     }
     part->held[layer] += request->count;
+    part->segment_begin = request->segment != NULL ? request->segment->begin : 0;
+    part->segment_count = request->segment != NULL ? request->segment->count : 0;
+    part->section_count = (uint32_t)request->n_sections;
+    for (size_t i = 0; i < request->n_sections && i < 4; ++i) {
+        part->section_kinds[i] = request->sections[i]->kind;
+        part->section_offsets[i] = request->sections[i]->offset;
+        part->section_bytes[i] = request->sections[i]->bytes;
+    }
 }
 
 static inline void fake_append(struct pp_call *call, const Pigpen__V1__AppendKvRequest *request)

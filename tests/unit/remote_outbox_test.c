@@ -150,6 +150,96 @@ static void kv_head_shards_get_their_heads_of_every_token(void **state)
     world_free(&world);
 }
 
+/* A signed append of 11 tokens in part i of head shards: code = token * 100 + head * 10 + table. */
+static void check_signed(const struct fake_part *part)
+{
+    const uint64_t heads = part->kv_head_count;
+    const Pigpen__V1__SectionKind kinds[] = {PIGPEN__V1__SECTION_KIND__SECTION_KIND_K,
+                                             PIGPEN__V1__SECTION_KIND__SECTION_KIND_V,
+                                             PIGPEN__V1__SECTION_KIND__SECTION_KIND_SIGNATURES,
+                                             PIGPEN__V1__SECTION_KIND__SECTION_KIND_CENTRE};
+    const uint64_t row = heads * FAKE_DIM * sizeof(float);
+    const uint64_t bytes[] = {11 * row, 11 * row, 11 * heads * 3 * sizeof(uint16_t), row};
+    assert_int_equal(part->segment_begin, 0);
+    assert_int_equal(part->segment_count, 11);
+    assert_int_equal(part->section_count, 4);
+    uint64_t offset = 0;
+    for (uint32_t i = 0; i < 4; ++i) {
+        assert_int_equal(part->section_kinds[i], kinds[i]);
+        assert_int_equal(part->section_offsets[i], offset);
+        assert_int_equal(part->section_bytes[i], bytes[i]);
+        offset += bytes[i];
+    }
+    assert_int_equal(part->row_bytes[0], offset);
+    for (uint32_t i = 0; i < 11 * heads * 3; ++i) {
+        uint16_t code;
+        memcpy(&code, part->rows[0] + part->section_offsets[2] + i * sizeof(code), sizeof(code));
+        uint64_t head = part->kv_head_begin + i / 3 % heads;
+        assert_int_equal(code, i / 3 / heads * 100 + head * 10 + i % 3);
+    }
+    for (uint32_t i = 0; i < heads * FAKE_DIM; ++i) {
+        float centre;
+        memcpy(&centre, part->rows[0] + part->section_offsets[3] + i * sizeof(centre),
+               sizeof(centre));
+        assert_true(centre == (float)(part->kv_head_begin * FAKE_DIM + i));
+    }
+}
+
+static void signed_rows_name_their_segment_and_carry_signatures_and_centre(void **state)
+{
+    (void)state;
+    struct fake_net *net = fake_net_new();
+    struct world world = {.net = net};
+    struct gw_remote_config config;
+    struct gw_remote_sequence_config lsh = fake_sequence_config(0);
+    const uint32_t dense = 2;
+    lsh.estimator = (struct pp_estimator){.kind = PP_LSH, .k = 12, .l = 3, .t = 1};
+    lsh.dense_layers = &dense;
+    lsh.dense_layer_count = 1;
+    fake_remote_config(net, 3, GW_SHARD_KV_HEADS, &config);
+    assert_int_equal(gw_remote_new(&config, &world.remote), PP_OK);
+    assert_int_equal(gw_remote_sequence_open(world.remote, &lsh, &world.sequence), PP_OK);
+    static float rows[11 * ROW_FLOATS], centre[4 * FAKE_DIM];
+    static uint16_t codes[11 * 4 * 3];
+    for (uint32_t i = 0; i < 11 * 4 * 3; ++i) {
+        codes[i] = (uint16_t)(i / 12 * 100 + i / 3 % 4 * 10 + i % 3);
+    }
+    for (uint32_t i = 0; i < 4 * FAKE_DIM; ++i) {
+        centre[i] = (float)i;
+    }
+    struct gw_remote_segment segment = {.count = 11, .centre = centre, .codes = codes};
+    assert_non_null(gw_remote_hash(world.sequence, 0));
+    assert_null(gw_remote_hash(world.sequence, dense));
+    assert_int_equal(gw_remote_append_signed(world.sequence, dense, 0, 11, rows, rows, &segment),
+                     PP_INVALID_ARGUMENT);
+    assert_int_equal(gw_remote_append_signed(world.sequence, 0, 0, 12, rows, rows, &segment),
+                     PP_INVALID_ARGUMENT);
+    assert_int_equal(gw_remote_append_signed(world.sequence, 0, 0, 11, rows, rows, &segment),
+                     PP_OK);
+    assert_int_equal(gw_remote_flush(world.sequence), PP_OK);
+    for (uint32_t i = 0; i < 3; ++i) {
+        check_signed(&net->nodes[i].parts[0]);
+    }
+    world_free(&world);
+}
+
+static void segments_end_at_the_borders_of_parts_and_of_65472_rows(void **state)
+{
+    (void)state;
+    struct world world = world_new(2, GW_SHARD_TOKENS, 200000, 1 << 20);
+    static const uint64_t begins[] = {0, 65472, 100000, 165472};
+    static const uint64_t ends[] = {65472, 100000, 165472, 230944};
+    for (uint32_t i = 0; i < 4; ++i) {
+        assert_int_equal(gw_remote_segment_end(world.sequence, begins[i], 1000000), ends[i]);
+        assert_int_equal(gw_remote_segment_end(world.sequence, begins[i], begins[i] + 9),
+                         begins[i] + 9);
+    }
+    world_free(&world);
+    world = world_new(3, GW_SHARD_KV_HEADS, 0, 1 << 20);
+    assert_int_equal(gw_remote_segment_end(world.sequence, 65472, 1000000), 130944);
+    world_free(&world);
+}
+
 static void appends_larger_than_the_outbox_wait_and_arrive(void **state)
 {
     (void)state;
@@ -341,6 +431,8 @@ int main(void)
         cmocka_unit_test(full_memory_refuses_and_freed_memory_wraps),
         cmocka_unit_test(token_spans_reach_their_nodes_whole),
         cmocka_unit_test(kv_head_shards_get_their_heads_of_every_token),
+        cmocka_unit_test(signed_rows_name_their_segment_and_carry_signatures_and_centre),
+        cmocka_unit_test(segments_end_at_the_borders_of_parts_and_of_65472_rows),
         cmocka_unit_test(appends_larger_than_the_outbox_wait_and_arrive),
         cmocka_unit_test(rows_out_of_order_are_refused),
         cmocka_unit_test(lost_acknowledgements_are_met_as_duplicates),

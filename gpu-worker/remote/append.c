@@ -1,0 +1,105 @@
+/*
+ * Cutting rows over the parts of a sequence, and the segments that the worker signs. On the walk of
+ * a token's K/V: engine/prefill and engine/sequence > here > remote/outbox. It refuses to know how
+ * signatures are made.
+ */
+#include "common/base/limits.h"
+#include "gpu-worker/remote/outbox.h"
+
+/* What the rows of part i carry when the worker signed them. */
+static void add_segment(const struct gw_remote_sequence *sequence, uint32_t i,
+                        const struct gw_remote_segment *segment, uint64_t skipped,
+                        struct gw_rows *rows)
+{
+    const struct pp_shape *shape = &sequence->config.shape;
+    uint32_t l = sequence->config.estimator.l;
+    rows->codes = segment->codes + skipped * shape->kv_heads * l;
+    rows->code_bytes = l * (uint32_t)sizeof(*rows->codes);
+    rows->centre = segment->centre;
+    rows->centre_bytes = shape->head_dim * (uint32_t)sizeof(*rows->centre);
+    rows->segment_begin = gw_route_part_tokens(&sequence->route, i, segment->begin);
+    rows->segment_count = segment->count;
+}
+
+uint64_t gw_remote_segment_end(const struct gw_remote_sequence *sequence, uint64_t begin,
+                               uint64_t end)
+{
+    for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
+        uint64_t from = gw_route_part_tokens(&sequence->route, i, begin);
+        uint64_t to = gw_route_part_tokens(&sequence->route, i, end);
+        uint64_t token_begin = sequence->route.parts[i].token_begin;
+        if (to == from) {
+            continue;
+        }
+        uint64_t room = PP_SEGMENT_TOKENS_MAX - from % PP_SEGMENT_TOKENS_MAX;
+        uint64_t last = begin + (to - from < room ? to - from : room);
+        last = begin < token_begin ? token_begin : last;
+        end = last < end ? last : end;
+    }
+    return end;
+}
+
+const struct pp_hash *gw_remote_hash(const struct gw_remote_sequence *sequence, uint32_t layer)
+{
+    for (uint32_t i = 0; i < sequence->config.dense_layer_count; ++i) {
+        if (sequence->dense_layers[i] == layer) {
+            return NULL;
+        }
+    }
+    return sequence->hash;
+}
+
+static enum pp_status append_rows(struct gw_remote_sequence *sequence, uint32_t layer,
+                                  uint64_t start, uint32_t count, const void *k, const void *v,
+                                  bool bulk, const struct gw_remote_segment *segment)
+{
+    const struct pp_shape *shape = &sequence->config.shape;
+    PP_TRY(gw_sequence_failed(sequence));
+    if (layer >= shape->layers || start != sequence->handed[layer] || count == 0 ||
+        count > PP_TOKENS_PER_PART_MAX - start) {
+        return PP_INVALID_ARGUMENT;
+    }
+    uint64_t head_bytes = pp_vector_bytes(shape->head_dim, shape->kv_dtype);
+    uint64_t token_bytes = head_bytes * shape->kv_heads;
+    for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
+        const struct gw_route_part *route = &sequence->route.parts[i];
+        uint64_t begin = gw_route_part_tokens(&sequence->route, i, start);
+        uint64_t end = gw_route_part_tokens(&sequence->route, i, start + count);
+        if (end == begin) {
+            continue;
+        }
+        uint64_t skipped = start < route->token_begin ? route->token_begin - start : 0;
+        struct gw_rows rows = {
+            .k = (const uint8_t *)k + skipped * token_bytes,
+            .v = (const uint8_t *)v + skipped * token_bytes,
+            .token_bytes = token_bytes,
+            .head_bytes = head_bytes,
+            .kv_head_begin = route->kv_head_begin,
+            .kv_head_count = route->kv_head_count,
+            .count = (uint32_t)(end - begin),
+        };
+        if (segment != NULL) {
+            add_segment(sequence, i, segment, skipped, &rows);
+        }
+        PP_TRY(gw_outbox_append(&sequence->parts[i], layer, begin, &rows, bulk));
+    }
+    sequence->handed[layer] = start + count;
+    return PP_OK;
+}
+
+enum pp_status gw_remote_append(struct gw_remote_sequence *sequence, uint32_t layer, uint64_t start,
+                                uint32_t count, const void *k, const void *v, bool bulk)
+{
+    return append_rows(sequence, layer, start, count, k, v, bulk, NULL);
+}
+
+enum pp_status gw_remote_append_signed(struct gw_remote_sequence *sequence, uint32_t layer,
+                                       uint64_t start, uint32_t count, const void *k, const void *v,
+                                       const struct gw_remote_segment *segment)
+{
+    if (start < segment->begin || start - segment->begin + count > segment->count ||
+        layer >= sequence->config.shape.layers || gw_remote_hash(sequence, layer) == NULL) {
+        return PP_INVALID_ARGUMENT;
+    }
+    return append_rows(sequence, layer, start, count, k, v, true, segment);
+}
