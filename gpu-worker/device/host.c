@@ -40,7 +40,10 @@ uint64_t gw_matrix_row_bytes(enum gw_weight_type type, uint32_t columns)
 
 const struct gw_host_kernels *gw_host_kernels_get(enum pp_isa isa)
 {
-    return isa >= PP_ISA_AVX512 ? &gw_host_kernels_avx512 : &gw_host_kernels_scalar;
+    if (isa >= PP_ISA_AVX512) {
+        return &gw_host_kernels_avx512;
+    }
+    return isa >= PP_ISA_AVX2 ? &gw_host_kernels_avx2 : &gw_host_kernels_scalar;
 }
 
 static enum pp_status host_alloc(struct gw_device *device, uint64_t bytes, void **memory_out)

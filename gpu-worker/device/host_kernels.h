@@ -43,8 +43,10 @@ struct gw_host_kernels {
 };
 
 extern const struct gw_host_kernels gw_host_kernels_scalar;
+extern const struct gw_host_kernels gw_host_kernels_avx2;
 extern const struct gw_host_kernels gw_host_kernels_avx512;
 
+/* The best table that needs no more than isa. */
 const struct gw_host_kernels *gw_host_kernels_get(enum pp_isa isa);
 
 #endif
