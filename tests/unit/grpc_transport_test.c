@@ -268,6 +268,27 @@ static void channel_close_ends_its_calls_before_it_returns(void **state)
     teardown(&fixture);
 }
 
+/* gRPC asks these variables in this order; nothing listens on port 1. */
+static void proxies_of_the_environment_are_passed_by(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"grpc_proxy", "https_proxy", "http_proxy"};
+    unsetenv("no_grpc_proxy");
+    unsetenv("no_proxy");
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); ++i) {
+        struct fixture fixture;
+        assert_int_equal(setenv(names[i], "http://127.0.0.1:1", 1), 0);
+        setup_with(&fixture, false, 0);
+        fixture.on_message = answer_once;
+        start(&fixture, "/test.Service/Unary", PP_CALL_UNARY, 0);
+        assert_int_equal(say(&fixture.calling, "hello", true), PP_OK);
+        WAIT_FOR(&fixture, fixture.calling.ended);
+        assert_int_equal(fixture.calling.status, PP_OK);
+        teardown(&fixture);
+        unsetenv(names[i]);
+    }
+}
+
 int main(void)
 {
     pp_log_configure(PP_LOG_OFF, PP_LOG_TEXT);
@@ -288,6 +309,7 @@ int main(void)
         cmocka_unit_test(cancel_of_an_unsent_unary_call_ends_it),
         cmocka_unit_test(server_cancel_ends_both_sides),
         cmocka_unit_test(channel_close_ends_its_calls_before_it_returns),
+        cmocka_unit_test(proxies_of_the_environment_are_passed_by),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
