@@ -36,9 +36,11 @@ def main():
     row("  network", f"{run['network_ms']:.1f} ms", "dispatch to answer, less the node's time")
     print()
     print("  against exact attention, last 64 tokens of the text:")
-    print(f"  {'estimator':<14} {'keys read':>10} {'KL, nats':>10} {'top-1 agrees':>13} {'perplexity':>11}")
+    print("  keys read: by a query head, and distinct ones by its group")
+    print(f"  {'estimator':<14} {'q head':>8} {'group':>8} {'KL, nats':>10} {'top-1 agrees':>13} {'perplexity':>11}")
     for name, entry in evals.items():
-        print(f"  {name:<14} {100 * entry['rows_share']:>8.1f} % {entry['kl_mean']:>10.4f} "
+        print(f"  {name:<14} {100 * entry['rows_share_q_head']:>6.1f} % {100 * entry['rows_share']:>6.1f} % "
+              f"{entry['kl_mean']:>10.4f} "
               f"{100 * entry['top1_agreement']:>11.1f} % {entry['ppl']:>11.3f}")
     print()
     print("  Try next:")
@@ -54,6 +56,7 @@ def main():
             "prompt_tokens": run["prompt_tokens"],
             "tokens_held": held,
             "rows_share": run["rows_share"],
+            "rows_share_q_head": run["rows_share_q_head"],
             "kl_mean": measured.get("kl_mean"),
             "top1_agreement": measured.get("top1_agreement"),
             "ms_per_token": run["ms_per_token"],

@@ -205,13 +205,12 @@ static enum pp_status eval_report(struct eval *eval, const char *estimator,
                                   const struct gw_eval_run *run)
 {
     double rows = (double)run->score.rows;
-    double share = run->steps.keys_held == 0
-                       ? 0.0
-                       : (double)run->steps.keys_read / (double)run->steps.keys_held;
     double ppl = gw_eval_score_perplexity(&run->score);
     double top1 = (double)run->score.top1_same / rows;
-    printf("%-24s %10.4f %12.3e %12.3e %8.4f %10.4f %10.2f\n", estimator, ppl,
-           run->score.kl_sum / rows, run->score.kl_max, top1, share,
+    printf("%-24s %10.4f %12.3e %12.3e %8.4f %10.4f %10.4f %10.2f\n", estimator, ppl,
+           run->score.kl_sum / rows, run->score.kl_max, top1,
+           gw_statistics_share(run->steps.keys_read_q, run->steps.keys_held_q),
+           gw_statistics_share(run->steps.keys_read, run->steps.keys_held),
            (double)run->steps.total_us * 1e-3 / rows);
     fflush(stdout);
     json_t *object = json_object();
@@ -315,8 +314,8 @@ static enum pp_status eval_all(void *context)
     struct eval *eval = context;
     PP_TRY(eval_open(eval));
     gw_progress_init(&eval->progress, stderr, isatty(STDERR_FILENO) == 1, eval->worker.clock);
-    printf("%-24s %10s %12s %12s %8s %10s %10s\n", "estimator", "ppl", "kl_mean", "kl_max", "top1",
-           "rows_share", "ms/token");
+    printf("%-24s %10s %12s %12s %8s %10s %10s %10s\n", "estimator", "ppl", "kl_mean", "kl_max",
+           "top1", "read/q", "read/kv", "ms/token");
     for (uint32_t i = 0; i < eval->estimator_count; i++) {
         PP_TRY(eval_estimator(eval, i));
     }
@@ -339,7 +338,8 @@ int gw_eval_main(int argc, char **argv)
         .name = "gpu-worker eval",
         .summary = "Measures estimators on a text against exact attention: perplexity, KL of the "
                    "next token's distribution in nats, how often the likeliest token agrees, and "
-                   "the share of held keys that was read.",
+                   "the share of held keys that was read: by a query head (read/q), and distinct "
+                   "ones by the group that shares a kv head (read/kv).",
         .examples = eval_examples,
         .options = table,
         .option_count = eval_options(&eval, table),

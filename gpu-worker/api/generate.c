@@ -360,10 +360,12 @@ static void generate_figures(const struct generate *generate)
             generate->id_count, prefill_s, (double)generate->id_count / prefill_s,
             (unsigned long long)generate->generated, (double)steps->total_us * 1e-3 / count);
     if (steps->attends > 0) {
-        fprintf(stderr, "; %.1f ms of it waiting for nodes; %.1f %% of %llu held keys read",
+        fprintf(stderr,
+                "; %.1f ms of it waiting for nodes; of the held keys a query head read %.1f %%, "
+                "its group %.1f %%",
                 (double)steps->wait_us * 1e-3 / count,
-                100.0 * (double)steps->keys_read / (double)steps->keys_held,
-                (unsigned long long)(steps->keys_held / steps->steps));
+                100.0 * gw_statistics_share(steps->keys_read_q, steps->keys_held_q),
+                100.0 * gw_statistics_share(steps->keys_read, steps->keys_held));
     }
     fputc('\n', stderr);
     if (generate->estimator.kind != PP_EXACT && steps->attends_estimated == 0 && steps->steps > 0) {

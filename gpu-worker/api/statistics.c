@@ -17,7 +17,7 @@ static void statistics_integer(json_t *object, const char *name, uint64_t value)
     (void)json_object_set_new(object, name, json_integer((json_int_t)value));
 }
 
-static double statistics_share(uint64_t read, uint64_t held)
+double gw_statistics_share(uint64_t read, uint64_t held)
 {
     return held == 0 ? 0.0 : (double)read / (double)held;
 }
@@ -35,9 +35,9 @@ void gw_statistics_steps(json_t *object, const struct gw_step_stats *steps)
     statistics_integer(object, "keys_read", steps->keys_read);
     statistics_integer(object, "keys_held", steps->keys_held);
     statistics_integer(object, "keys_local", steps->keys_local);
-    statistics_real(object, "rows_share", statistics_share(steps->keys_read, steps->keys_held));
+    statistics_real(object, "rows_share", gw_statistics_share(steps->keys_read, steps->keys_held));
     statistics_real(object, "rows_share_q_head",
-                    statistics_share(steps->keys_read_q, steps->keys_held_q));
+                    gw_statistics_share(steps->keys_read_q, steps->keys_held_q));
     statistics_integer(object, "attends", steps->attends);
     (void)json_object_set_new(object, "estimator_used", json_boolean(steps->attends_estimated > 0));
 }

@@ -10,6 +10,8 @@
 
 #include "gpu-worker/api/worker.h"
 
+/* read / held, 0 where nothing is held. */
+double gw_statistics_share(uint64_t read, uint64_t held);
 /* ms_per_token, device_ms, node_ms, network_ms, wait_ms, rows_share (distinct, a kv head),
  * rows_share_q_head, keys_*, estimator_used. */
 void gw_statistics_steps(json_t *object, const struct gw_step_stats *steps);

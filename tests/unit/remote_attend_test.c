@@ -98,6 +98,9 @@ static void token_shards_merge_by_their_sums(void **state)
     assert_int_equal(attend(world, world->sequence, 30, 2, &answer), PP_OK);
     expect_all(world, 2, 40.0f / 30.0f, logf(30));
     assert_int_equal(answer.keys_held, 30 * 4 * 2);
+    assert_int_equal(answer.keys_held_q, 30 * 8 * 2);
+    /* 16 q rows and heads: 1, 2, ... 16 keys on one node, twice that on the other. */
+    assert_int_equal(answer.keys_read_q, 136 + 2 * 136);
     assert_int_equal(answer.node_us, 40);
     assert_true(answer.estimator_used);
     assert_true(answer.network_us > 0);
@@ -141,6 +144,8 @@ static void kv_head_shards_stand_side_by_side(void **state)
         assert_true(fabsf(world->lse[i] - logf(33)) < 1e-5f);
     }
     assert_int_equal(answer.keys_held, 33 * 4 * 2);
+    assert_int_equal(answer.keys_held_q, 33 * 8 * 2);
+    assert_int_equal(answer.keys_read_q, 1 * 10 + 2 * 10 + 3 * 36); /* 4, 4 and 8 of them */
     world_free(world);
 }
 

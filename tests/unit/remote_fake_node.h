@@ -314,6 +314,9 @@ static inline void fake_attend_answer(struct pp_call *call,
                                    : mode == FAKE_EMPTY_LSE ? -INFINITY
                                                             : logf((float)item->held_tokens);
         payload[heads * dim + heads + i] = mode == FAKE_NEGATIVE_VAR ? -1.0f : 0.0f;
+        /* The first head reads constant keys, the second twice as many, and so on. */
+        uint32_t keys = (uint32_t)(node->constant * (float)(i + 1));
+        memcpy(&payload[heads * dim + 3 * heads + i], &keys, sizeof(keys));
     }
     Pigpen__V1__Section sections[5], *section_list[5];
     uint64_t offset = 0;
