@@ -70,15 +70,14 @@ static uint64_t eval_text_prompt(const struct gw_eval_text *text)
 enum pp_status gw_eval_text_prefill(struct gw_eval_text *text, struct gw_sequence *sequence,
                                     struct gw_progress *progress)
 {
+    /* Also where the reference is there: so nodes hold the same under every estimator. */
+    uint64_t count = eval_text_prompt(text) + text->tokens;
     uint64_t rows = text->has_reference ? 0 : text->tokens;
-    uint64_t count = eval_text_prompt(text) + rows;
-    if (count > 0) {
-        enum pp_status status =
-            gw_sequence_prefill(sequence, text->ids, (uint32_t)count, (uint32_t)rows,
-                                text->reference, eval_text_progress, progress);
-        eval_text_progress_end(progress);
-        PP_TRY(status);
-    }
+    enum pp_status status =
+        gw_sequence_prefill(sequence, text->ids, (uint32_t)count, (uint32_t)rows, text->reference,
+                            eval_text_progress, progress);
+    eval_text_progress_end(progress);
+    PP_TRY(status);
     text->has_reference = true;
     return gw_sequence_mark(sequence, eval_text_prompt(text));
 }

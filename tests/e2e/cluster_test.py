@@ -204,6 +204,32 @@ class ClusterTest(unittest.TestCase):
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("lost", done.stderr)
 
+    def test_eval_attends_under_lsh_to_what_a_fresh_prefill_left(self):
+        wanted = "lsh:k=8,l=75"
+        text = self.path / "answered.txt"
+        out = self.path / "eval.json"
+        with node_process.Node(NODE, *OPTIONS) as node:
+            fresh = self.generate(f"--estimator={wanted}", nodes_option((node,)))
+            text.write_text(self.short.read_text() + fresh["answer"])
+            # The same steps over the same tokens: behind one prefill that went on to the end of the
+            # text, behind another estimator's steps, and on a sequence of another index.
+            done = worker("eval", "--text", str(text), f"--tokens={fresh['steps']}", "--estimators",
+                          f"exact,{wanted},lsh:k=6,l=30,{wanted}",
+                          "--json", str(out), nodes_option((node,)))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        entries = [json.loads(line) for line in out.read_text().splitlines()]
+        self.assertEqual(len(entries), 4)
+        self.assertTrue(fresh["estimator_used"])
+        for entry in entries:
+            self.assertEqual(entry["context"], fresh["prompt_tokens"] + fresh["generated_tokens"])
+            self.assertEqual(entry["keys_held"], fresh["keys_held"], entry["estimator"])
+            self.assertEqual(entry["keys_local"], fresh["keys_local"], entry["estimator"])
+        for entry in (entry for entry in entries if entry["estimator"] == wanted):
+            print(f"keys read {entry['keys_read']} of {entry['keys_held']}, "
+                  f"fresh {fresh['keys_read']}; KL {entry['kl_mean']:.6f}")
+            self.assertLess(abs(entry["keys_read"] / fresh["keys_read"] - 1), 0.002)
+            self.assertLess(abs(entry["kl_mean"] / entries[1]["kl_mean"] - 1), 0.05)
+
     def test_lsh_perplexity_on_a_long_text_is_within_five_per_cent_of_exact(self):
         out = self.path / "eval.json"
         with node_process.Node(NODE, *OPTIONS) as one, node_process.Node(NODE, *OPTIONS) as two:
