@@ -10,13 +10,13 @@
 
 const struct an_costs an_costs_scalar = {
     .row_byte = 0.04f,
-    .row_value = 2.0f,
+    .row_value = 9.0f,
     .query = 1000.0f,
     .table = 60.0f,
     .hit = 2.0f,
     .word = 1.5f,
     .chosen = 50.0f,
-    .chosen_byte = 0.7f,
+    .chosen_byte = 4.0f,
     .missed_byte = 0.08f,
 };
 

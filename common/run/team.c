@@ -53,10 +53,8 @@ static void take_part(struct job *job, uint32_t thread)
 void pp_team_for(uint32_t threads, uint64_t count,
                  void (*body)(void *context, uint64_t index, uint32_t thread), void *context)
 {
-    if (count < threads) {
-        threads = (uint32_t)count;
-    }
-    if (threads <= 1) {
+    /* Short loops keep the team's size too: the runtime allocates when it changes. */
+    if (threads <= 1 || count <= 1) {
         for (uint64_t index = 0; index < count; ++index) {
             body(context, index, 0);
         }

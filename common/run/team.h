@@ -10,7 +10,8 @@
 
 /* Calls body(context, index, thread) for every index in [0, count), each once, spread dynamically
  * over up to `threads` threads; thread is in [0, threads). Returns when all are done. threads = 1
- * runs inline. body must not call pp_team_for. */
+ * runs inline, and so does count = 1. A master that always asks for the same number of threads
+ * takes no memory after its first loop. body must not call pp_team_for. */
 void pp_team_for(uint32_t threads, uint64_t count,
                  void (*body)(void *context, uint64_t index, uint32_t thread), void *context);
 
