@@ -25,7 +25,7 @@ struct tile {
 };
 
 /* Scores of a block into tile->weights; those of int8 lack K's scale. */
-AN_INLINE void score_block(enum pp_dtype dtype, const uint32_t H, const uint8_t *const *rows,
+PP_INLINE void score_block(enum pp_dtype dtype, const uint32_t H, const uint8_t *const *rows,
                            const struct an_chunks *chunks, struct tile *tile)
 {
     const uint32_t R = H == 1 ? 16 : H == 2 ? 8 : 4;
@@ -46,10 +46,10 @@ AN_INLINE void score_block(enum pp_dtype dtype, const uint32_t H, const uint8_t 
 }
 
 /* Scores to weights, and the factor by which what was summed before shrinks. */
-AN_INLINE void weigh_block(enum pp_dtype dtype, const uint32_t H, __mmask16 valid, uint32_t dim,
+PP_INLINE void weigh_block(enum pp_dtype dtype, const uint32_t H, __mmask16 valid, uint32_t dim,
                            struct an_block_scales scales, struct tile *tile)
 {
-    AN_UNROLL for (uint32_t h = 0; h < H; ++h)
+    PP_UNROLL for (uint32_t h = 0; h < H; ++h)
     {
         struct an_accumulator *head = &tile->heads[h];
         __m512 scores = _mm512_load_ps(tile->weights + h * AN_BLOCK);
@@ -79,7 +79,7 @@ AN_INLINE void weigh_block(enum pp_dtype dtype, const uint32_t H, __mmask16 vali
 }
 
 /* N chunks of o from chunk c on: o = factor o + sum of w v. */
-AN_INLINE void sum_chunks(enum pp_dtype dtype, const uint32_t H, const uint32_t N, bool tail,
+PP_INLINE void sum_chunks(enum pp_dtype dtype, const uint32_t H, const uint32_t N, bool tail,
                           const uint8_t *const *rows, uint32_t v_offset,
                           const struct an_chunks *chunks, uint32_t c, struct tile *tile)
 {
@@ -89,7 +89,7 @@ AN_INLINE void sum_chunks(enum pp_dtype dtype, const uint32_t H, const uint32_t 
     __mmask16 lanes_b;
     uint32_t b_offset;
     an_chunk_lanes(chunks, c, &lanes_a, &lanes_b, &b_offset);
-    AN_UNROLL for (uint32_t i = 0; i < H * N; ++i)
+    PP_UNROLL for (uint32_t i = 0; i < H * N; ++i)
     {
         const float *o = tile->heads[i / N].o + (c + i % N) * AN_CHUNK;
         __m512 factor = _mm512_set1_ps(tile->factors[i / N]);
@@ -99,7 +99,7 @@ AN_INLINE void sum_chunks(enum pp_dtype dtype, const uint32_t H, const uint32_t 
         b[i] = _mm512_mul_ps(b[i], factor);
     }
     for (uint32_t r = 0; r < AN_BLOCK; ++r) {
-        AN_UNROLL for (uint32_t n = 0; n < N; ++n)
+        PP_UNROLL for (uint32_t n = 0; n < N; ++n)
         {
             __m512 va;
             __m512 vb;
@@ -108,7 +108,7 @@ AN_INLINE void sum_chunks(enum pp_dtype dtype, const uint32_t H, const uint32_t 
             } else {
                 an_load_chunk(dtype, rows[r] + v_offset, c + n, &va, &vb);
             }
-            AN_UNROLL for (uint32_t h = 0; h < H; ++h)
+            PP_UNROLL for (uint32_t h = 0; h < H; ++h)
             {
                 __m512 weight = _mm512_set1_ps(tile->weights[h * AN_BLOCK + r]);
                 a[h * N + n] = _mm512_fmadd_ps(va, weight, a[h * N + n]);
@@ -116,7 +116,7 @@ AN_INLINE void sum_chunks(enum pp_dtype dtype, const uint32_t H, const uint32_t 
             }
         }
     }
-    AN_UNROLL for (uint32_t i = 0; i < H * N; ++i)
+    PP_UNROLL for (uint32_t i = 0; i < H * N; ++i)
     {
         float *o = tile->heads[i / N].o + (c + i % N) * AN_CHUNK;
         if (tail) {
@@ -130,7 +130,7 @@ AN_INLINE void sum_chunks(enum pp_dtype dtype, const uint32_t H, const uint32_t 
 }
 
 /* The rows [begin, end) for one tile of H heads. */
-AN_INLINE void attend_tile(enum pp_dtype dtype, const uint32_t H, const struct an_rows *rows,
+PP_INLINE void attend_tile(enum pp_dtype dtype, const uint32_t H, const struct an_rows *rows,
                            uint32_t begin, uint32_t end, bool prefetch, struct tile *tile)
 {
     const uint32_t N = H == 1 ? 4 : H == 2 ? 2 : 1;

@@ -12,7 +12,7 @@
 
 #define PREFETCH_ROWS 32u /* ids ahead */
 
-AN_INLINE void dots_body(enum pp_dtype dtype, const struct an_rows *rows, const uint16_t *ids,
+PP_INLINE void dots_body(enum pp_dtype dtype, const struct an_rows *rows, const uint16_t *ids,
                          uint32_t count, uint32_t ahead, const float *q, float *scores_out)
 {
     _Alignas(64) float prepared[AN_Q_STRIDE];
@@ -64,7 +64,7 @@ struct weighted {
     float factor;
 };
 
-AN_INLINE void weigh(const float *scores, const float *log_u, uint32_t count,
+PP_INLINE void weigh(const float *scores, const float *log_u, uint32_t count,
                      struct an_accumulator *accumulator, struct weighted *weighted)
 {
     __mmask16 valid = (__mmask16)((1u << count) - 1u);
@@ -91,7 +91,7 @@ AN_INLINE void weigh(const float *scores, const float *log_u, uint32_t count,
 }
 
 /* N chunks of o (and, with errors, of b1; then returns their part of b2). */
-AN_INLINE __m512 sum_chunks(enum pp_dtype dtype, const uint32_t N, bool tail, bool errors,
+PP_INLINE __m512 sum_chunks(enum pp_dtype dtype, const uint32_t N, bool tail, bool errors,
                             const uint8_t *const *rows, uint32_t count, uint32_t dim,
                             const struct an_chunks *chunks, uint32_t c,
                             const struct weighted *weighted, float *o, float *b1)
@@ -103,7 +103,7 @@ AN_INLINE __m512 sum_chunks(enum pp_dtype dtype, const uint32_t N, bool tail, bo
     uint32_t b_offset;
     an_chunk_lanes(chunks, c, &lanes[0], &lanes[1], &b_offset);
     __m512 factor = _mm512_set1_ps(weighted->factor);
-    AN_UNROLL for (uint32_t i = 0; i < 2 * N; ++i)
+    PP_UNROLL for (uint32_t i = 0; i < 2 * N; ++i)
     {
         uint32_t at = (c + i / 2) * AN_CHUNK + i % 2 * b_offset;
         sum[i] = _mm512_mul_ps(factor, _mm512_maskz_loadu_ps(lanes[i % 2], o + at));
@@ -116,7 +116,7 @@ AN_INLINE __m512 sum_chunks(enum pp_dtype dtype, const uint32_t N, bool tail, bo
         __m512 a = _mm512_set1_ps(weighted->a[r]);
         __m512 b = _mm512_set1_ps(weighted->b[r]);
         __m512 v[8];
-        AN_UNROLL for (uint32_t n = 0; n < N; ++n)
+        PP_UNROLL for (uint32_t n = 0; n < N; ++n)
         {
             if (tail) {
                 an_load_tail(dtype, rows[r], chunks, &v[2 * n], &v[2 * n + 1]);
@@ -128,7 +128,7 @@ AN_INLINE __m512 sum_chunks(enum pp_dtype dtype, const uint32_t N, bool tail, bo
         if (dtype == PP_I8) {
             scale = _mm512_broadcastss_ps(_mm_castsi128_ps(_mm_loadu_si32(rows[r] + dim)));
         }
-        AN_UNROLL for (uint32_t i = 0; i < 2 * N; ++i)
+        PP_UNROLL for (uint32_t i = 0; i < 2 * N; ++i)
         {
             v[i] = dtype == PP_I8 ? _mm512_mul_ps(v[i], scale) : v[i];
             sum[i] = _mm512_fmadd_ps(a, v[i], sum[i]);
@@ -139,7 +139,7 @@ AN_INLINE __m512 sum_chunks(enum pp_dtype dtype, const uint32_t N, bool tail, bo
             }
         }
     }
-    AN_UNROLL for (uint32_t i = 0; i < 2 * N; ++i)
+    PP_UNROLL for (uint32_t i = 0; i < 2 * N; ++i)
     {
         uint32_t at = (c + i / 2) * AN_CHUNK + i % 2 * b_offset;
         _mm512_mask_storeu_ps(o + at, lanes[i % 2], sum[i]);
@@ -150,7 +150,7 @@ AN_INLINE __m512 sum_chunks(enum pp_dtype dtype, const uint32_t N, bool tail, bo
     return square;
 }
 
-AN_INLINE void scored_body(enum pp_dtype dtype, bool errors, const struct an_rows *rows,
+PP_INLINE void scored_body(enum pp_dtype dtype, bool errors, const struct an_rows *rows,
                            const uint16_t *ids, const float *scores, const float *log_u,
                            uint32_t count, struct an_accumulator *accumulator)
 {

@@ -15,12 +15,11 @@
 #include <stdint.h>
 
 #include "attn-node/kernels/kernels.h"
+#include "common/base/inline.h"
 #include "common/base/limits.h"
 
-#define AN_INLINE static inline __attribute__((always_inline))
-#define AN_UNROLL _Pragma("clang loop unroll(full)")
-#define AN_CHUNK  32u
-#define AN_BLOCK  16u /* rows */
+#define AN_CHUNK 32u
+#define AN_BLOCK 16u /* rows */
 
 /* dim as chunks: whole ones, and how many lanes of a and b the last one has. */
 struct an_chunks {
@@ -28,14 +27,14 @@ struct an_chunks {
     uint32_t tail, tail_a, tail_b;
 };
 
-AN_INLINE struct an_chunks an_chunks_of(enum pp_dtype dtype, uint32_t dim)
+PP_INLINE struct an_chunks an_chunks_of(enum pp_dtype dtype, uint32_t dim)
 {
     uint32_t tail = dim % AN_CHUNK;
     uint32_t first = dtype == PP_BF16 ? (tail + 1) / 2 : tail < 16 ? tail : 16;
     return (struct an_chunks){dim / AN_CHUNK, tail, first, tail - first};
 }
 
-AN_INLINE void an_load_chunk(enum pp_dtype dtype, const uint8_t *values, uint32_t chunk, __m512 *a,
+PP_INLINE void an_load_chunk(enum pp_dtype dtype, const uint8_t *values, uint32_t chunk, __m512 *a,
                              __m512 *b)
 {
     if (dtype == PP_BF16) {
@@ -57,7 +56,7 @@ AN_INLINE void an_load_chunk(enum pp_dtype dtype, const uint8_t *values, uint32_
 }
 
 /* The same for the last, partial chunk; lanes past the end are 0, nothing past it is read. */
-AN_INLINE void an_load_tail(enum pp_dtype dtype, const uint8_t *values,
+PP_INLINE void an_load_tail(enum pp_dtype dtype, const uint8_t *values,
                             const struct an_chunks *chunks, __m512 *a, __m512 *b)
 {
     uint32_t chunk = chunks->whole;
@@ -83,13 +82,13 @@ AN_INLINE void an_load_tail(enum pp_dtype dtype, const uint8_t *values,
 }
 
 /* The scales of sixteen int8 vectors of dim. */
-AN_INLINE __m512 an_scales(const uint8_t *const *vectors, uint32_t dim)
+PP_INLINE __m512 an_scales(const uint8_t *const *vectors, uint32_t dim)
 {
     __m128 four[4];
-    AN_UNROLL for (int i = 0; i < 4; ++i)
+    PP_UNROLL for (int i = 0; i < 4; ++i)
     {
         __m128 x[4];
-        AN_UNROLL for (int j = 0; j < 4; ++j)
+        PP_UNROLL for (int j = 0; j < 4; ++j)
         {
             x[j] = _mm_castsi128_ps(_mm_loadu_si32(vectors[4 * i + j] + dim));
         }
@@ -105,7 +104,7 @@ struct an_block_scales {
     __m512 k, v;
 };
 
-AN_INLINE struct an_block_scales an_scales_of(enum pp_dtype dtype, const uint8_t *const *block,
+PP_INLINE struct an_block_scales an_scales_of(enum pp_dtype dtype, const uint8_t *const *block,
                                               const struct an_rows *rows)
 {
     struct an_block_scales scales = {_mm512_set1_ps(1.0f), _mm512_set1_ps(1.0f)};
@@ -117,7 +116,7 @@ AN_INLINE struct an_block_scales an_scales_of(enum pp_dtype dtype, const uint8_t
 }
 
 /* e^x for x <= 0 by the series of pp_exp_neg; below -87 it is 0. */
-AN_INLINE __m512 an_exp_neg(__m512 x)
+PP_INLINE __m512 an_exp_neg(__m512 x)
 {
     const __m512 log2e = _mm512_set1_ps(1.44269504f);
     __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, log2e), _MM_FROUND_TO_NEAREST_INT);
@@ -135,10 +134,10 @@ AN_INLINE __m512 an_exp_neg(__m512 x)
 }
 
 /* Lane i of the result is the sum of the lanes of v[i]: one tree for sixteen vectors. */
-AN_INLINE __m512 an_sum_sixteen(const __m512 *v)
+PP_INLINE __m512 an_sum_sixteen(const __m512 *v)
 {
     __m512 quad[4];
-    AN_UNROLL for (int i = 0; i < 4; ++i)
+    PP_UNROLL for (int i = 0; i < 4; ++i)
     {
         const __m512 *x = v + 4 * i;
         __m512 p01 = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
@@ -157,7 +156,7 @@ AN_INLINE __m512 an_sum_sixteen(const __m512 *v)
 }
 
 /* Spreads values [dim] into chunk order (out may be values; the tail packs a's lanes, then b's). */
-AN_INLINE void an_spread(enum pp_dtype dtype, uint32_t dim, const float *values, float *out)
+PP_INLINE void an_spread(enum pp_dtype dtype, uint32_t dim, const float *values, float *out)
 {
     const __m512i even =
         _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
@@ -183,7 +182,7 @@ AN_INLINE void an_spread(enum pp_dtype dtype, uint32_t dim, const float *values,
 }
 
 /* The way back, in place. */
-AN_INLINE void an_unspread(enum pp_dtype dtype, uint32_t dim, float *values)
+PP_INLINE void an_unspread(enum pp_dtype dtype, uint32_t dim, float *values)
 {
     if (dtype != PP_BF16) {
         return;
@@ -209,7 +208,7 @@ AN_INLINE void an_unspread(enum pp_dtype dtype, uint32_t dim, float *values)
 }
 
 /* Lanes of vectors a and b that chunk c of a spread vector has, and where b lies behind a. */
-AN_INLINE void an_chunk_lanes(const struct an_chunks *chunks, uint32_t c, __mmask16 *a,
+PP_INLINE void an_chunk_lanes(const struct an_chunks *chunks, uint32_t c, __mmask16 *a,
                               __mmask16 *b, uint32_t *b_offset)
 {
     bool whole = c < chunks->whole;
@@ -221,21 +220,21 @@ AN_INLINE void an_chunk_lanes(const struct an_chunks *chunks, uint32_t c, __mmas
 /* Scores of R rows for H queries, R * H <= 16: scores[h * 16 + r] for r < R.
  * q [H][PP_HEAD_DIM_MAX + 32], spread, the tail with a at +0 and b at +16, zeros beyond. */
 #define AN_Q_STRIDE (PP_HEAD_DIM_MAX + AN_CHUNK)
-AN_INLINE __m512 an_dots(enum pp_dtype dtype, const uint32_t H, const uint32_t R,
+PP_INLINE __m512 an_dots(enum pp_dtype dtype, const uint32_t H, const uint32_t R,
                          const uint8_t *const *rows, const float *q, const struct an_chunks *chunks)
 {
     __m512 sums[16];
-    AN_UNROLL for (uint32_t i = 0; i < 16; ++i)
+    PP_UNROLL for (uint32_t i = 0; i < 16; ++i)
     {
         sums[i] = _mm512_setzero_ps();
     }
     for (uint32_t c = 0; c < chunks->whole; ++c) {
-        AN_UNROLL for (uint32_t r = 0; r < R; ++r)
+        PP_UNROLL for (uint32_t r = 0; r < R; ++r)
         {
             __m512 a;
             __m512 b;
             an_load_chunk(dtype, rows[r], c, &a, &b);
-            AN_UNROLL for (uint32_t h = 0; h < H; ++h)
+            PP_UNROLL for (uint32_t h = 0; h < H; ++h)
             {
                 const float *at = q + h * AN_Q_STRIDE + c * AN_CHUNK;
                 __m512 *sum = &sums[h * R + r];
@@ -245,12 +244,12 @@ AN_INLINE __m512 an_dots(enum pp_dtype dtype, const uint32_t H, const uint32_t R
         }
     }
     if (chunks->tail != 0) {
-        AN_UNROLL for (uint32_t r = 0; r < R; ++r)
+        PP_UNROLL for (uint32_t r = 0; r < R; ++r)
         {
             __m512 a;
             __m512 b;
             an_load_tail(dtype, rows[r], chunks, &a, &b);
-            AN_UNROLL for (uint32_t h = 0; h < H; ++h)
+            PP_UNROLL for (uint32_t h = 0; h < H; ++h)
             {
                 const float *at = q + h * AN_Q_STRIDE + chunks->whole * AN_CHUNK;
                 __m512 *sum = &sums[h * R + r];
@@ -263,7 +262,7 @@ AN_INLINE __m512 an_dots(enum pp_dtype dtype, const uint32_t H, const uint32_t R
 }
 
 /* q [dim] into the layout that an_dots reads. */
-AN_INLINE void an_prepare_q(enum pp_dtype dtype, uint32_t dim, const float *q, float *out)
+PP_INLINE void an_prepare_q(enum pp_dtype dtype, uint32_t dim, const float *q, float *out)
 {
     float spread[AN_Q_STRIDE];
     struct an_chunks chunks = an_chunks_of(dtype, dim);

@@ -22,7 +22,7 @@ struct tile {
     struct an_accumulator *heads;
 };
 
-AN_INLINE void score_block(enum pp_dtype dtype, const uint32_t H, const uint8_t *const *rows,
+PP_INLINE void score_block(enum pp_dtype dtype, const uint32_t H, const uint8_t *const *rows,
                            const struct an_chunks *chunks, struct tile *tile)
 {
     const uint32_t R = H == 1 ? 16 : H == 2 ? 8 : 4;
@@ -43,11 +43,11 @@ AN_INLINE void score_block(enum pp_dtype dtype, const uint32_t H, const uint8_t 
 }
 
 /* |v|^2 of sixteen rows; of int8 without the scale. */
-AN_INLINE __m512 row_squares(enum pp_dtype dtype, const uint8_t *const *v,
+PP_INLINE __m512 row_squares(enum pp_dtype dtype, const uint8_t *const *v,
                              const struct an_chunks *chunks)
 {
     __m512 sums[AN_BLOCK];
-    AN_UNROLL for (uint32_t r = 0; r < AN_BLOCK; ++r)
+    PP_UNROLL for (uint32_t r = 0; r < AN_BLOCK; ++r)
     {
         sums[r] = _mm512_setzero_ps();
         for (uint32_t c = 0; c < chunks->whole + (chunks->tail != 0); ++c) {
@@ -65,13 +65,13 @@ AN_INLINE __m512 row_squares(enum pp_dtype dtype, const uint8_t *const *v,
 }
 
 /* Scores to weights, and what does not depend on a dimension into the sums. */
-AN_INLINE void weigh_block(enum pp_dtype dtype, const uint32_t H, __mmask16 valid, __m512 u,
+PP_INLINE void weigh_block(enum pp_dtype dtype, const uint32_t H, __mmask16 valid, __m512 u,
                            __m512 squares, struct an_block_scales scales, struct tile *tile)
 {
     __m512 one = _mm512_set1_ps(1.0f);
     __m512 inverse = _mm512_div_ps(one, u);
     __m512 rest = _mm512_sub_ps(one, u);
-    AN_UNROLL for (uint32_t h = 0; h < H; ++h)
+    PP_UNROLL for (uint32_t h = 0; h < H; ++h)
     {
         struct an_accumulator *head = &tile->heads[h];
         __m512 scores = _mm512_load_ps(tile->a + h * AN_BLOCK);
@@ -95,7 +95,7 @@ AN_INLINE void weigh_block(enum pp_dtype dtype, const uint32_t H, __mmask16 vali
 }
 
 /* N chunks of o and b1 from chunk c on. */
-AN_INLINE void sum_chunks(enum pp_dtype dtype, const uint32_t H, const uint32_t N, bool tail,
+PP_INLINE void sum_chunks(enum pp_dtype dtype, const uint32_t H, const uint32_t N, bool tail,
                           const uint8_t *const *v, uint32_t count, const struct an_chunks *chunks,
                           uint32_t c, struct tile *tile)
 {
@@ -104,7 +104,7 @@ AN_INLINE void sum_chunks(enum pp_dtype dtype, const uint32_t H, const uint32_t 
     __mmask16 lanes[2];
     uint32_t b_offset;
     an_chunk_lanes(chunks, c, &lanes[0], &lanes[1], &b_offset);
-    AN_UNROLL for (uint32_t i = 0; i < 2 * H * N; ++i)
+    PP_UNROLL for (uint32_t i = 0; i < 2 * H * N; ++i)
     {
         uint32_t h = i / (2 * N);
         uint32_t at = (c + i / 2 % N) * AN_CHUNK + i % 2 * b_offset;
@@ -115,7 +115,7 @@ AN_INLINE void sum_chunks(enum pp_dtype dtype, const uint32_t H, const uint32_t 
     }
     for (uint32_t r = 0; r < count; ++r) {
         __m512 values[8];
-        AN_UNROLL for (uint32_t n = 0; n < N; ++n)
+        PP_UNROLL for (uint32_t n = 0; n < N; ++n)
         {
             if (tail) {
                 an_load_tail(dtype, v[r], chunks, &values[2 * n], &values[2 * n + 1]);
@@ -123,14 +123,14 @@ AN_INLINE void sum_chunks(enum pp_dtype dtype, const uint32_t H, const uint32_t 
                 an_load_chunk(dtype, v[r], c + n, &values[2 * n], &values[2 * n + 1]);
             }
         }
-        AN_UNROLL for (uint32_t i = 0; i < 2 * H * N; ++i)
+        PP_UNROLL for (uint32_t i = 0; i < 2 * H * N; ++i)
         {
             uint32_t weight = i / (2 * N) * AN_BLOCK + r;
             o[i] = _mm512_fmadd_ps(values[i % (2 * N)], _mm512_set1_ps(tile->a[weight]), o[i]);
             b1[i] = _mm512_fmadd_ps(values[i % (2 * N)], _mm512_set1_ps(tile->b[weight]), b1[i]);
         }
     }
-    AN_UNROLL for (uint32_t i = 0; i < 2 * H * N; ++i)
+    PP_UNROLL for (uint32_t i = 0; i < 2 * H * N; ++i)
     {
         uint32_t h = i / (2 * N);
         uint32_t at = (c + i / 2 % N) * AN_CHUNK + i % 2 * b_offset;
@@ -148,7 +148,7 @@ static void prefetch_row(const struct an_rows *rows, uint32_t id)
 }
 
 /* ids[0..count) for a tile; ids up to `count + ahead` may be asked for. */
-AN_INLINE void attend_tile(enum pp_dtype dtype, const uint32_t H, const struct an_rows *rows,
+PP_INLINE void attend_tile(enum pp_dtype dtype, const uint32_t H, const struct an_rows *rows,
                            const uint16_t *ids, const uint16_t *thresholds, uint32_t count,
                            uint32_t ahead, struct tile *tile)
 {

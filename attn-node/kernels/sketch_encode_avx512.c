@@ -13,11 +13,11 @@
 #define LANES 16u
 
 /* Butterflies over R = 2^n vectors that are `stride` vectors apart, from x on. */
-AN_INLINE void butterflies(const uint32_t R, float *x, uint32_t stride, const uint32_t *flips,
+PP_INLINE void butterflies(const uint32_t R, float *x, uint32_t stride, const uint32_t *flips,
                            float size)
 {
     __m512 v[16];
-    AN_UNROLL for (uint32_t i = 0; i < R; ++i)
+    PP_UNROLL for (uint32_t i = 0; i < R; ++i)
     {
         v[i] = _mm512_load_ps(x + i * stride * LANES);
         if (flips != NULL) {
@@ -25,9 +25,9 @@ AN_INLINE void butterflies(const uint32_t R, float *x, uint32_t stride, const ui
             v[i] = _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(v[i]), flip));
         }
     }
-    AN_UNROLL for (uint32_t half = 1; half < R; half *= 2)
+    PP_UNROLL for (uint32_t half = 1; half < R; half *= 2)
     {
-        AN_UNROLL for (uint32_t i = 0; i < R; ++i)
+        PP_UNROLL for (uint32_t i = 0; i < R; ++i)
         {
             if ((i & half) == 0) {
                 __m512 a = v[i];
@@ -36,7 +36,7 @@ AN_INLINE void butterflies(const uint32_t R, float *x, uint32_t stride, const ui
             }
         }
     }
-    AN_UNROLL for (uint32_t i = 0; i < R; ++i)
+    PP_UNROLL for (uint32_t i = 0; i < R; ++i)
     {
         v[i] = size != 0.0f ? _mm512_mul_ps(v[i], _mm512_set1_ps(size)) : v[i];
         _mm512_store_ps(x + i * stride * LANES, v[i]);
@@ -63,15 +63,15 @@ void an_sketch_rotate_avx512(const struct an_sketch_signs *signs, uint32_t padde
 }
 
 /* Lane j of v[i] and lane i of v[j] change places. */
-AN_INLINE void transpose(__m512 *v)
+PP_INLINE void transpose(__m512 *v)
 {
     __m512 t[16];
-    AN_UNROLL for (uint32_t i = 0; i < 16; i += 2)
+    PP_UNROLL for (uint32_t i = 0; i < 16; i += 2)
     {
         t[i] = _mm512_unpacklo_ps(v[i], v[i + 1]);
         t[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
     }
-    AN_UNROLL for (uint32_t i = 0; i < 16; i += 4)
+    PP_UNROLL for (uint32_t i = 0; i < 16; i += 4)
     {
         __m512d a = _mm512_castps_pd(t[i]);
         __m512d b = _mm512_castps_pd(t[i + 1]);
@@ -82,14 +82,14 @@ AN_INLINE void transpose(__m512 *v)
         v[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
         v[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
     }
-    AN_UNROLL for (uint32_t i = 0; i < 4; ++i)
+    PP_UNROLL for (uint32_t i = 0; i < 4; ++i)
     {
         t[i] = _mm512_shuffle_f32x4(v[i], v[i + 4], 0x88);
         t[i + 4] = _mm512_shuffle_f32x4(v[i], v[i + 4], 0xdd);
         t[i + 8] = _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0x88);
         t[i + 12] = _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0xdd);
     }
-    AN_UNROLL for (uint32_t i = 0; i < 4; ++i)
+    PP_UNROLL for (uint32_t i = 0; i < 4; ++i)
     {
         v[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
         v[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
@@ -99,7 +99,7 @@ AN_INLINE void transpose(__m512 *v)
 }
 
 /* The dims [d, d + 16) of dim that `lanes` names, as f32. */
-AN_INLINE __m512 load_dims(enum pp_dtype dtype, const uint8_t *row, uint32_t dim, uint32_t d,
+PP_INLINE __m512 load_dims(enum pp_dtype dtype, const uint8_t *row, uint32_t dim, uint32_t d,
                            __mmask16 lanes)
 {
     if (dtype == PP_I8) {
@@ -118,7 +118,7 @@ AN_INLINE __m512 load_dims(enum pp_dtype dtype, const uint8_t *row, uint32_t dim
 }
 
 /* x = (k - c) / a of 16 keys into lanes; the last key again where there are fewer. */
-AN_INLINE void load_keys(enum pp_dtype dtype, const struct an_sketch_encoder *encoder,
+PP_INLINE void load_keys(enum pp_dtype dtype, const struct an_sketch_encoder *encoder,
                          const struct an_rows *rows, uint32_t begin, uint32_t count, float *x)
 {
     const struct an_sketch_shape *shape = &encoder->shape;
@@ -131,7 +131,7 @@ AN_INLINE void load_keys(enum pp_dtype dtype, const struct an_sketch_encoder *en
         }
         __m512 v[16];
         __m512 centre = _mm512_maskz_loadu_ps(lanes, encoder->centre + d);
-        AN_UNROLL for (uint32_t i = 0; i < 16; ++i)
+        PP_UNROLL for (uint32_t i = 0; i < 16; ++i)
         {
             uint64_t key = begin + (i < count ? i : count - 1);
             v[i] = load_dims(dtype, rows->base + key * rows->row_bytes, shape->dim, d, lanes);
@@ -139,13 +139,13 @@ AN_INLINE void load_keys(enum pp_dtype dtype, const struct an_sketch_encoder *en
         }
         if (encoder->balance_inverse != NULL) {
             __m512 balance = _mm512_maskz_loadu_ps(lanes, encoder->balance_inverse + d);
-            AN_UNROLL for (uint32_t i = 0; i < 16; ++i)
+            PP_UNROLL for (uint32_t i = 0; i < 16; ++i)
             {
                 v[i] = _mm512_mul_ps(v[i], balance);
             }
         }
         transpose(v);
-        AN_UNROLL for (uint32_t i = 0; i < 16; ++i)
+        PP_UNROLL for (uint32_t i = 0; i < 16; ++i)
         {
             _mm512_store_ps(x + (d + i) * LANES, v[i]);
         }
@@ -153,7 +153,7 @@ AN_INLINE void load_keys(enum pp_dtype dtype, const struct an_sketch_encoder *en
 }
 
 /* Codes of 16 keys: plane j of key i to planes[j * 64 + i]; their factors. */
-AN_INLINE __m512 quantise(const uint32_t bits, const struct an_sketch_shape *shape, const float *y,
+PP_INLINE __m512 quantise(const uint32_t bits, const struct an_sketch_shape *shape, const float *y,
                           uint8_t *planes)
 {
     __m512 square = _mm512_setzero_ps();
@@ -170,7 +170,7 @@ AN_INLINE __m512 quantise(const uint32_t bits, const struct an_sketch_shape *sha
     __m512 dot = _mm512_setzero_ps();
     for (uint32_t j = 0; j < shape->planes; ++j) {
         __m512i byte = _mm512_setzero_si512();
-        AN_UNROLL for (uint32_t i = 0; i < 8 / bits; ++i)
+        PP_UNROLL for (uint32_t i = 0; i < 8 / bits; ++i)
         {
             __m512 value = _mm512_load_ps(y + (j * (8 / bits) + i) * LANES);
             __m512i code;

@@ -6,9 +6,8 @@
 #include <immintrin.h>
 
 #include "attn-node/kernels/sketch_tables.h"
+#include "common/base/inline.h"
 
-#define INLINE      static inline __attribute__((always_inline))
-#define UNROLL      _Pragma("clang loop unroll(full)")
 #define TILE_HEADS  4u
 #define SPAN_BLOCKS 64u   /* between changes of tile: stays in L2 */
 #define AHEAD_BYTES 1024u /* of the stream */
@@ -18,18 +17,19 @@ struct counts {
     __m512i raw[TILE_HEADS], odd[TILE_HEADS];
 };
 
-INLINE void add_entries(struct counts *counts, uint32_t h, __m512i entries)
+PP_INLINE void add_entries(struct counts *counts, uint32_t h, __m512i entries)
 {
     counts->raw[h] = _mm512_add_epi16(counts->raw[h], entries);
     counts->odd[h] = _mm512_add_epi16(counts->odd[h], _mm512_srli_epi16(entries, 8));
 }
 
 /* N planes of 1 or 2 bits, 3 or what is left. */
-INLINE void add_group(const uint32_t H, const uint32_t N, const uint8_t *planes,
-                      const struct an_sketch_query *queries, uint32_t table, struct counts *counts)
+PP_INLINE void add_group(const uint32_t H, const uint32_t N, const uint8_t *planes,
+                         const struct an_sketch_query *queries, uint32_t table,
+                         struct counts *counts)
 {
     __m512i low[3];
-    UNROLL for (uint32_t b = 0; b < N; ++b)
+    PP_UNROLL for (uint32_t b = 0; b < N; ++b)
     {
         low[b] = _mm512_load_si512(planes + b * 64);
         _mm_prefetch((const char *)planes + b * 64 + AHEAD_BYTES, _MM_HINT_T1);
@@ -43,11 +43,11 @@ INLINE void add_group(const uint32_t H, const uint32_t N, const uint8_t *planes,
         top = _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x0f), top, _mm512_srli_epi16(low[2], 2),
                                         0xca);
     }
-    UNROLL for (uint32_t h = 0; h < H; ++h)
+    PP_UNROLL for (uint32_t h = 0; h < H; ++h)
     {
         const uint8_t *tables = queries[h].tables + table * 64;
         __m512i sum = _mm512_permutexvar_epi8(top, _mm512_load_si512(tables + 3 * 64));
-        UNROLL for (uint32_t b = 0; b < N; ++b)
+        PP_UNROLL for (uint32_t b = 0; b < N; ++b)
         {
             __m512i entries = _mm512_permutexvar_epi8(low[b], _mm512_load_si512(tables + b * 64));
             sum = _mm512_add_epi8(sum, entries);
@@ -56,15 +56,15 @@ INLINE void add_group(const uint32_t H, const uint32_t N, const uint8_t *planes,
     }
 }
 
-INLINE void add_nibbles(const uint32_t H, const uint8_t *plane,
-                        const struct an_sketch_query *queries, uint32_t j, struct counts *counts)
+PP_INLINE void add_nibbles(const uint32_t H, const uint8_t *plane,
+                           const struct an_sketch_query *queries, uint32_t j, struct counts *counts)
 {
     const __m512i mask = _mm512_set1_epi8(0x0f);
     __m512i bytes = _mm512_load_si512(plane);
     _mm_prefetch((const char *)plane + AHEAD_BYTES, _MM_HINT_T1);
     __m512i low = _mm512_and_si512(bytes, mask);
     __m512i high = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
-    UNROLL for (uint32_t h = 0; h < H; ++h)
+    PP_UNROLL for (uint32_t h = 0; h < H; ++h)
     {
         const __m128i *tables = (const __m128i *)(const void *)(queries[h].tables + j * 32);
         __m512i a = _mm512_broadcast_i32x4(_mm_load_si128(tables));
@@ -75,7 +75,7 @@ INLINE void add_nibbles(const uint32_t H, const uint8_t *plane,
 }
 
 /* D of a query to t: half a block. */
-INLINE __m512i score_half(const struct an_sketch_query *query, __m512i sums, __m512i factors)
+PP_INLINE __m512i score_half(const struct an_sketch_query *query, __m512i sums, __m512i factors)
 {
     __m512i d = _mm512_sub_epi16(sums, _mm512_set1_epi16((short)query->offset));
     d = _mm512_sll_epi16(d, _mm_cvtsi32_si128(query->shift));
@@ -91,23 +91,23 @@ INLINE __m512i score_half(const struct an_sketch_query *query, __m512i sums, __m
     return t;
 }
 
-INLINE __m512 add_powers(__m512 sum, __m512i bits)
+PP_INLINE __m512 add_powers(__m512 sum, __m512i bits)
 {
     return _mm512_dpbf16_ps(sum, (__m512bh)bits, (__m512bh)_mm512_set1_epi16(0x3f80));
 }
 
 /* Sums to scores, scores to memory, their powers of two to the sums of the heads. */
-INLINE void score_block(const uint32_t H, const struct an_sketch_query *queries,
-                        const uint8_t *factor_bytes, const struct counts *counts, uint64_t valid,
-                        uint32_t at, struct an_sketch_scores *scores, __m512 *powers)
+PP_INLINE void score_block(const uint32_t H, const struct an_sketch_query *queries,
+                           const uint8_t *factor_bytes, const struct counts *counts, uint64_t valid,
+                           uint32_t at, struct an_sketch_scores *scores, __m512 *powers)
 {
     __m512i factors[2] = {_mm512_load_si512(factor_bytes), _mm512_load_si512(factor_bytes + 64)};
     const __m512i one = _mm512_set1_epi16(127 * 128);
-    UNROLL for (uint32_t h = 0; h < H; ++h)
+    PP_UNROLL for (uint32_t h = 0; h < H; ++h)
     {
         __m512i halves[2] = {_mm512_sub_epi16(counts->raw[h], _mm512_slli_epi16(counts->odd[h], 8)),
                              counts->odd[h]};
-        UNROLL for (uint32_t i = 0; i < 2; ++i)
+        PP_UNROLL for (uint32_t i = 0; i < 2; ++i)
         {
             __mmask32 lanes = (__mmask32)(valid >> (32 * i));
             __m512i t = score_half(&queries[h], halves[i], factors[i]);
@@ -120,7 +120,7 @@ INLINE void score_block(const uint32_t H, const struct an_sketch_query *queries,
 }
 
 /* Which rows of the block that begins at row `first` are wanted. */
-INLINE uint64_t valid_rows(uint32_t first, uint32_t begin, uint32_t end)
+PP_INLINE uint64_t valid_rows(uint32_t first, uint32_t begin, uint32_t end)
 {
     uint64_t valid = ~0ull;
     valid = begin > first ? valid << (begin - first) : valid;
@@ -128,23 +128,23 @@ INLINE uint64_t valid_rows(uint32_t first, uint32_t begin, uint32_t end)
 }
 
 /* Blocks [block, block_end) for one tile; at: where their scores begin. */
-INLINE void scan_tile(const uint32_t H, const bool nibbles, const struct an_sketch_shape *shape,
-                      const uint8_t *stream, uint32_t begin, uint32_t end, uint32_t block,
-                      uint32_t block_end, const struct an_sketch_query *queries,
-                      struct an_sketch_scores *scores)
+PP_INLINE void scan_tile(const uint32_t H, const bool nibbles, const struct an_sketch_shape *shape,
+                         const uint8_t *stream, uint32_t begin, uint32_t end, uint32_t block,
+                         uint32_t block_end, const struct an_sketch_query *queries,
+                         struct an_sketch_scores *scores)
 {
     __m512 powers[TILE_HEADS];
     uint32_t groups = shape->planes / 3;
     uint32_t rest = shape->planes % 3;
     uint32_t at = block * 64 - begin / 64 * 64;
-    UNROLL for (uint32_t h = 0; h < H; ++h)
+    PP_UNROLL for (uint32_t h = 0; h < H; ++h)
     {
         powers[h] = _mm512_setzero_ps();
     }
     for (; block < block_end; ++block, at += 64) {
         const uint8_t *planes = stream + (uint64_t)block * shape->block_bytes;
         struct counts counts;
-        UNROLL for (uint32_t h = 0; h < H; ++h)
+        PP_UNROLL for (uint32_t h = 0; h < H; ++h)
         {
             counts.raw[h] = counts.odd[h] = _mm512_setzero_si512();
         }
@@ -165,7 +165,7 @@ INLINE void scan_tile(const uint32_t H, const bool nibbles, const struct an_sket
         score_block(H, queries, planes + shape->planes * 64, &counts,
                     valid_rows(block * 64, begin, end), at, scores, powers);
     }
-    UNROLL for (uint32_t h = 0; h < H; ++h)
+    PP_UNROLL for (uint32_t h = 0; h < H; ++h)
     {
         scores[h].sum += _mm512_reduce_add_ps(powers[h]);
     }
@@ -237,7 +237,7 @@ static void sum_u(const int16_t *logs, uint32_t count, const int16_t *shifts, fl
     for (uint32_t i = 0; i < count; i += 32) {
         __m512i log = _mm512_loadu_si512(logs + i);
         __mmask32 wanted = _mm512_cmpneq_epi16_mask(log, _mm512_set1_epi16(AN_SKETCH_NONE));
-        UNROLL for (uint32_t j = 0; j < 3; ++j)
+        PP_UNROLL for (uint32_t j = 0; j < 3; ++j)
         {
             __m512i x = _mm512_adds_epi16(log, _mm512_set1_epi16(shifts[j]));
             x = _mm512_add_epi16(_mm512_min_epi16(x, zero), _mm512_set1_epi16(127 * 128));
@@ -250,7 +250,7 @@ static void sum_u(const int16_t *logs, uint32_t count, const int16_t *shifts, fl
 }
 
 /* an_sketch_draw of sixteen held indexes, in the upper half of each lane. */
-INLINE __m512i hash_sixteen(uint64_t key, uint32_t held)
+PP_INLINE __m512i hash_sixteen(uint64_t key, uint32_t held)
 {
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     __m512i x = _mm512_add_epi32(_mm512_set1_epi32((int)(held + (uint32_t)key)), lanes);

@@ -9,16 +9,15 @@
 #include <immintrin.h>
 
 #include "common/attn/hash_lanes.h"
+#include "common/base/inline.h"
 
 #define HALF_LANES 16u
 #define RADIX_MAX  16u
-#define ALWAYS     static inline __attribute__((always_inline))
-#define UNROLL     _Pragma("clang loop unroll(full)")
 
 /* One level of butterflies over n vectors in registers. */
-ALWAYS void level16(__m512i *v, uint32_t n, uint32_t half)
+PP_INLINE void level16(__m512i *v, uint32_t n, uint32_t half)
 {
-    UNROLL
+    PP_UNROLL
     for (uint32_t i = 0; i < n / 2; ++i) {
         uint32_t upper = i / half * 2 * half + i % half;
         __m512i a = v[upper];
@@ -28,9 +27,9 @@ ALWAYS void level16(__m512i *v, uint32_t n, uint32_t half)
     }
 }
 
-ALWAYS void level32(__m512i *v, uint32_t n, uint32_t half)
+PP_INLINE void level32(__m512i *v, uint32_t n, uint32_t half)
 {
-    UNROLL
+    PP_UNROLL
     for (uint32_t i = 0; i < n / 2; ++i) {
         uint32_t upper = i / half * 2 * half + i % half;
         __m512i a = v[upper];
@@ -40,7 +39,7 @@ ALWAYS void level32(__m512i *v, uint32_t n, uint32_t half)
     }
 }
 
-ALWAYS void transform16(__m512i *v, uint32_t n)
+PP_INLINE void transform16(__m512i *v, uint32_t n)
 {
     level16(v, n, 1);
     level16(v, n, 2);
@@ -50,7 +49,7 @@ ALWAYS void transform16(__m512i *v, uint32_t n)
     }
 }
 
-ALWAYS void transform32(__m512i *v, uint32_t n)
+PP_INLINE void transform32(__m512i *v, uint32_t n)
 {
     level32(v, n, 1);
     level32(v, n, 2);
@@ -61,29 +60,29 @@ ALWAYS void transform32(__m512i *v, uint32_t n)
 }
 
 /* One shared rotation of 16 lanes: x [a * b][2] vectors, every other of them, in place. */
-ALWAYS void rotate(__m512i *x, const int32_t *masks, uint32_t a, uint32_t b)
+PP_INLINE void rotate(__m512i *x, const int32_t *masks, uint32_t a, uint32_t b)
 {
     __m512i v[RADIX_MAX];
     for (uint32_t column = 0; column < b; ++column) {
-        UNROLL
+        PP_UNROLL
         for (uint32_t i = 0; i < a; ++i) {
             __m512i mask = _mm512_set1_epi32(masks[column + i * b]);
             __m512i value = _mm512_load_si512(x + 2 * (column + i * b));
             v[i] = _mm512_sub_epi32(_mm512_xor_si512(value, mask), mask);
         }
         transform32(v, a);
-        UNROLL
+        PP_UNROLL
         for (uint32_t i = 0; i < a; ++i) {
             _mm512_store_si512(x + 2 * (column + i * b), v[i]);
         }
     }
     for (uint32_t group = 0; group < a; ++group) {
-        UNROLL
+        PP_UNROLL
         for (uint32_t i = 0; i < b; ++i) {
             v[i] = _mm512_load_si512(x + 2 * (group * b + i));
         }
         transform32(v, b);
-        UNROLL
+        PP_UNROLL
         for (uint32_t i = 0; i < b; ++i) {
             _mm512_store_si512(x + 2 * (group * b + i), v[i]);
         }
@@ -113,7 +112,7 @@ static void quantise(const float *x, uint32_t size, __m512i *wide)
 }
 
 /* The least g of 8 lanes with sum >> g at most 32767 - size. */
-ALWAYS __m512i least_shift(__m512i sum, uint32_t size)
+PP_INLINE __m512i least_shift(__m512i sum, uint32_t size)
 {
     __m512i shift = _mm512_sub_epi64(_mm512_set1_epi64(64 - 15), _mm512_lzcnt_epi64(sum));
     shift = _mm512_max_epi64(shift, _mm512_setzero_si512());
@@ -144,7 +143,7 @@ struct rounding {
     __m512i first, second;
 };
 
-ALWAYS struct rounding rounding_of(__m512i shift)
+PP_INLINE struct rounding rounding_of(__m512i shift)
 {
     struct rounding rounding;
     rounding.second = _mm512_min_epi32(shift, _mm512_set1_epi32(1));
@@ -152,15 +151,15 @@ ALWAYS struct rounding rounding_of(__m512i shift)
     return rounding;
 }
 
-ALWAYS __m256i narrowed(__m512i x, struct rounding rounding)
+PP_INLINE __m256i narrowed(__m512i x, struct rounding rounding)
 {
     __m512i sum = _mm512_add_epi32(_mm512_srav_epi32(x, rounding.first), rounding.second);
     return _mm512_cvtepi32_epi16(_mm512_srav_epi32(sum, rounding.second));
 }
 
 /* x [size][32] f32 to signed_x [size][2][32] int16: X, then -X. */
-ALWAYS void share(const struct pp_hash *hash, const float *x, __m512i *signed_x, uint32_t a,
-                  uint32_t b)
+PP_INLINE void share(const struct pp_hash *hash, const float *x, __m512i *signed_x, uint32_t a,
+                     uint32_t b)
 {
     __m512i wide[PP_HASH_SIZE_MAX * 2];
     struct rounding rounding[2];
@@ -181,29 +180,29 @@ ALWAYS void share(const struct pp_hash *hash, const float *x, __m512i *signed_x,
 }
 
 /* One hash block: rows [a * b] say which of signed_x; bits [a * b] get lane masks of y > 0. */
-ALWAYS void hash_block(const __m512i *signed_x, const uint16_t *rows, uint32_t a, uint32_t b,
-                       uint32_t *bits)
+PP_INLINE void hash_block(const __m512i *signed_x, const uint16_t *rows, uint32_t a, uint32_t b,
+                          uint32_t *bits)
 {
     __m512i block[PP_HASH_SIZE_MAX];
     __m512i v[RADIX_MAX];
     for (uint32_t column = 0; column < b; ++column) {
-        UNROLL
+        PP_UNROLL
         for (uint32_t i = 0; i < a; ++i) {
             v[i] = _mm512_load_si512(signed_x + rows[column + i * b]);
         }
         transform16(v, a);
-        UNROLL
+        PP_UNROLL
         for (uint32_t i = 0; i < a; ++i) {
             _mm512_store_si512(block + column + i * b, v[i]);
         }
     }
     for (uint32_t group = 0; group < a; ++group) {
-        UNROLL
+        PP_UNROLL
         for (uint32_t i = 0; i < b; ++i) {
             v[i] = _mm512_load_si512(block + group * b + i);
         }
         transform16(v, b);
-        UNROLL
+        PP_UNROLL
         for (uint32_t i = 0; i < b; ++i) {
             bits[group * b + i] = _mm512_cmpgt_epi16_mask(v[i], _mm512_setzero_si512());
         }
@@ -231,8 +230,8 @@ static void write_codes(const struct pp_hash *hash, const uint32_t *bits, uint16
     }
 }
 
-ALWAYS void signatures(const struct pp_hash *hash, const float *x, uint16_t *codes, uint64_t stride,
-                       uint32_t a, uint32_t b)
+PP_INLINE void signatures(const struct pp_hash *hash, const float *x, uint16_t *codes,
+                          uint64_t stride, uint32_t a, uint32_t b)
 {
     __m512i signed_x[PP_HASH_SIZE_MAX * 2];
     uint32_t bits[PP_HASH_BITS_MAX];
@@ -258,8 +257,8 @@ static void lanes(const struct pp_hash *hash, const float *x, uint16_t *codes, u
 }
 
 /* Dimensions d.. of a row of dim as f32, those outside the mask zero. */
-ALWAYS __m512 load_row(const uint8_t *row, enum pp_dtype dtype, uint32_t dim, uint32_t d,
-                       __mmask16 mask)
+PP_INLINE __m512 load_row(const uint8_t *row, enum pp_dtype dtype, uint32_t dim, uint32_t d,
+                          __mmask16 mask)
 {
     if (dtype == PP_I8) {
         __m512i whole = _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, row + d));
@@ -277,10 +276,10 @@ ALWAYS __m512 load_row(const uint8_t *row, enum pp_dtype dtype, uint32_t dim, ui
 }
 
 /* v[i] lane j <-> v[j] lane i: blocks of 4 by unpacking, then the blocks. */
-ALWAYS void transpose(__m512 *v)
+PP_INLINE void transpose(__m512 *v)
 {
     __m512 t[16];
-    UNROLL
+    PP_UNROLL
     for (uint32_t i = 0; i < 16; i += 4) {
         __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(v[i], v[i + 1]));
         __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(v[i], v[i + 1]));
@@ -291,7 +290,7 @@ ALWAYS void transpose(__m512 *v)
         t[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23));
         t[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23));
     }
-    UNROLL
+    PP_UNROLL
     for (uint32_t i = 0; i < 4; ++i) {
         __m512 even03 = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88);
         __m512 odd03 = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd);
@@ -305,8 +304,8 @@ ALWAYS void transpose(__m512 *v)
 }
 
 /* Up to 16 rows into 16 lanes of x. */
-ALWAYS void fill_half(const struct pp_hash *hash, const uint8_t *rows, uint64_t row_bytes,
-                      enum pp_dtype dtype, const float *centre, uint32_t count, float *x)
+PP_INLINE void fill_half(const struct pp_hash *hash, const uint8_t *rows, uint64_t row_bytes,
+                         enum pp_dtype dtype, const float *centre, uint32_t count, float *x)
 {
     for (uint32_t d = 0; d < hash->size; d += 16) {
         uint32_t left = d < hash->dim ? hash->dim - d : 0;
@@ -314,7 +313,7 @@ ALWAYS void fill_half(const struct pp_hash *hash, const uint8_t *rows, uint64_t 
         __m512 middle =
             centre == NULL ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(mask, centre + d);
         __m512 v[16];
-        UNROLL
+        PP_UNROLL
         for (uint32_t i = 0; i < 16; ++i) {
             v[i] = _mm512_setzero_ps();
             if (i < count && mask != 0) {
@@ -323,15 +322,15 @@ ALWAYS void fill_half(const struct pp_hash *hash, const uint8_t *rows, uint64_t 
             }
         }
         transpose(v);
-        UNROLL
+        PP_UNROLL
         for (uint32_t i = 0; i < 16; ++i) {
             _mm512_store_ps(x + (d + i) * PP_HASH_LANES, v[i]);
         }
     }
 }
 
-ALWAYS void fill_typed(const struct pp_hash *hash, const uint8_t *rows, uint64_t row_bytes,
-                       enum pp_dtype dtype, const float *centre, uint32_t count, float *x)
+PP_INLINE void fill_typed(const struct pp_hash *hash, const uint8_t *rows, uint64_t row_bytes,
+                          enum pp_dtype dtype, const float *centre, uint32_t count, float *x)
 {
     uint32_t first = count < HALF_LANES ? count : HALF_LANES;
     fill_half(hash, rows, row_bytes, dtype, centre, first, x);

@@ -11,6 +11,8 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "common/base/inline.h"
+
 #define AVX2_LANES 8u
 
 /* All bits in the first `count` lanes. */
@@ -186,14 +188,14 @@ static float avx2_dot(enum gw_weight_type type, const void *row, uint32_t count,
 
 /* `rows` (4 or 1) x 3 or 2 vectors of c in registers: both numbers are constants where it is
  * called, so that the loops unroll. */
-static inline __attribute__((always_inline)) void
-avx2_tile(uint32_t rows, uint32_t vectors, uint32_t depth, const float *a, uint32_t a_stride,
-          const float *b, uint32_t b_stride, int add, float *c, uint32_t c_stride)
+PP_INLINE void avx2_tile(uint32_t rows, uint32_t vectors, uint32_t depth, const float *a,
+                         uint32_t a_stride, const float *b, uint32_t b_stride, int add, float *c,
+                         uint32_t c_stride)
 {
     __m256 sums[4][3];
-#pragma clang loop unroll(full)
+    PP_UNROLL
     for (uint32_t row = 0; row < rows; row++) {
-#pragma clang loop unroll(full)
+        PP_UNROLL
         for (uint32_t i = 0; i < vectors; i++) {
             sums[row][i] =
                 add ? _mm256_loadu_ps(c + (uint64_t)row * c_stride + 8 * i) : _mm256_setzero_ps();
@@ -201,22 +203,22 @@ avx2_tile(uint32_t rows, uint32_t vectors, uint32_t depth, const float *a, uint3
     }
     for (uint32_t at = 0; at < depth; at++, b += b_stride) {
         __m256 columns[3];
-#pragma clang loop unroll(full)
+        PP_UNROLL
         for (uint32_t i = 0; i < vectors; i++) {
             columns[i] = _mm256_loadu_ps(b + 8 * i);
         }
-#pragma clang loop unroll(full)
+        PP_UNROLL
         for (uint32_t row = 0; row < rows; row++) {
             __m256 factor = _mm256_broadcast_ss(a + (uint64_t)row * a_stride + at);
-#pragma clang loop unroll(full)
+            PP_UNROLL
             for (uint32_t i = 0; i < vectors; i++) {
                 sums[row][i] = _mm256_fmadd_ps(factor, columns[i], sums[row][i]);
             }
         }
     }
-#pragma clang loop unroll(full)
+    PP_UNROLL
     for (uint32_t row = 0; row < rows; row++) {
-#pragma clang loop unroll(full)
+        PP_UNROLL
         for (uint32_t i = 0; i < vectors; i++) {
             _mm256_storeu_ps(c + (uint64_t)row * c_stride + 8 * i, sums[row][i]);
         }
@@ -224,9 +226,9 @@ avx2_tile(uint32_t rows, uint32_t vectors, uint32_t depth, const float *a, uint3
 }
 
 /* All rows of 8 `vectors` columns. */
-static inline __attribute__((always_inline)) void
-avx2_columns(uint32_t rows, uint32_t vectors, uint32_t depth, const float *a, uint32_t a_stride,
-             const float *b, uint32_t b_stride, int add, float *c, uint32_t c_stride)
+PP_INLINE void avx2_columns(uint32_t rows, uint32_t vectors, uint32_t depth, const float *a,
+                            uint32_t a_stride, const float *b, uint32_t b_stride, int add, float *c,
+                            uint32_t c_stride)
 {
     uint32_t row = 0;
     for (; row + 4 <= rows; row += 4) {

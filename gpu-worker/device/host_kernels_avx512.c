@@ -9,6 +9,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "common/base/inline.h"
+
 static inline __mmask16 avx512_mask(uint32_t count)
 {
     return count >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << count) - 1u);
@@ -149,9 +151,9 @@ static inline void avx512_tile_6x4(uint32_t depth, const float *a, uint32_t a_st
                                    uint32_t c_stride)
 {
     __m512 sums[6][4];
-#pragma clang loop unroll(full)
+    PP_UNROLL
     for (uint32_t row = 0; row < 6; row++) {
-#pragma clang loop unroll(full)
+        PP_UNROLL
         for (uint32_t i = 0; i < 4; i++) {
             sums[row][i] =
                 add ? _mm512_loadu_ps(c + (uint64_t)row * c_stride + 16 * i) : _mm512_setzero_ps();
@@ -160,7 +162,7 @@ static inline void avx512_tile_6x4(uint32_t depth, const float *a, uint32_t a_st
     for (uint32_t at = 0; at < depth; at++) {
         __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
         __m512 b2 = _mm512_loadu_ps(b + 32), b3 = _mm512_loadu_ps(b + 48);
-#pragma clang loop unroll(full)
+        PP_UNROLL
         for (uint32_t row = 0; row < 6; row++) {
             __m512 factor = _mm512_set1_ps(a[(uint64_t)row * a_stride + at]);
             sums[row][0] = _mm512_fmadd_ps(factor, b0, sums[row][0]);
@@ -170,9 +172,9 @@ static inline void avx512_tile_6x4(uint32_t depth, const float *a, uint32_t a_st
         }
         b += b_stride;
     }
-#pragma clang loop unroll(full)
+    PP_UNROLL
     for (uint32_t row = 0; row < 6; row++) {
-#pragma clang loop unroll(full)
+        PP_UNROLL
         for (uint32_t i = 0; i < 4; i++) {
             _mm512_storeu_ps(c + (uint64_t)row * c_stride + 16 * i, sums[row][i]);
         }
