@@ -120,7 +120,8 @@ static enum pp_status parse_number(const char **at, const char *name, unsigned l
                                    uint32_t *number_out)
 {
     const char *digits = *at + strlen(name);
-    if (digits[0] < '1' || digits[0] > '9') {
+    bool again = *number_out != 0;
+    if (again || digits[0] < '1' || digits[0] > '9') {
         return PP_INVALID_ARGUMENT;
     }
     char *end;
@@ -141,7 +142,8 @@ static enum pp_status parse_share(const char **at, const char *name, float *shar
     uint64_t length = strspn(digits, "0123456789.");
     char *end;
     float share = strtof(digits, &end);
-    if (length == 0 || digits + length != end || !(share > 0.0f && share <= 1.0f)) {
+    bool again = *share_out != 0.0f;
+    if (again || length == 0 || digits + length != end || !(share > 0.0f && share <= 1.0f)) {
         return PP_INVALID_ARGUMENT;
     }
     *share_out = share;

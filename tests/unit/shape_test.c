@@ -108,6 +108,8 @@ static void estimators_out_of_range_are_refused(void **state)
                                       "lsh:k=1e3",
                                       "lsh:k=10 ",
                                       "lsh:k=4294967306",
+                                      "lsh:k=10,k=11",
+                                      "sketch:share=0.1,share=0.2",
                                       "sketch:bits=3",
                                       "sketch:bits=0",
                                       "sketch:share=0",
