@@ -1,6 +1,6 @@
 /*
- * CRC-32C: the choice of path, and the table that joins the three streams of the SSE4.2 one. Every
- * append passes here once on each side. Knows nothing of messages.
+ * CRC-32C: the choice of path. Every append passes here once on each side. Knows nothing of
+ * messages.
  */
 #include "common/base/crc32c.h"
 
@@ -11,6 +11,13 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static uint32_t (*chosen)(uint32_t crc, const void *data, size_t bytes);
 
+bool pp_crc32c_vpclmul_supported(void)
+{
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("sse4.2");
+}
+
 static void choose(void)
 {
     __builtin_cpu_init();
@@ -19,6 +26,10 @@ static void choose(void)
     if (__builtin_cpu_supports("sse4.2")) {
         pp_crc32c_sse42_prepare();
         chosen = pp_crc32c_sse42;
+    }
+    if (pp_crc32c_vpclmul_supported()) {
+        pp_crc32c_vpclmul_prepare();
+        chosen = pp_crc32c_vpclmul;
     }
 }
 

@@ -22,7 +22,7 @@ BANNED_CALLS = ("gets", "strcpy", "strcat", "sprintf", "vsprintf", "strtok", "at
                 "alloca", "longjmp", "system", "tmpnam", "mktemp", "rand", "srand",
                 "asctime", "ctime", "gmtime", "localtime")
 INTRINSIC_HEADERS = ("immintrin.h", "nmmintrin.h", "x86intrin.h", "emmintrin.h")
-ISA_FILE = re.compile(r"_(scalar|sse42|avx2|avx512|avx512bf16)(_\w+)?\.(c|h)$")
+ISA_FILE = re.compile(r"_(scalar|sse42|vpclmul|avx2|avx512|avx512bf16)(_\w+)?\.(c|h)$")
 # Text that one file an instruction set compiles: C, never seen by nvcc.
 KERNEL_TEXT = re.compile(r"_(lanes|vector)\.h$")
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.M)

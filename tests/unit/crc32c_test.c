@@ -1,5 +1,5 @@
 /*
- * CRC-32C: the vectors of RFC 3720, chaining, and both paths against each other.
+ * CRC-32C: the vectors of RFC 3720, chaining, and the paths against each other.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -55,7 +55,7 @@ static void pieces_may_be_chained(void **state)
     free(bytes);
 }
 
-static void both_paths_agree_on_every_length_and_offset(void **state)
+static void the_instruction_agrees_with_the_table_on_every_length_and_offset(void **state)
 {
     (void)state;
     if (!__builtin_cpu_supports("sse4.2")) {
@@ -80,6 +80,31 @@ static void both_paths_agree_on_every_length_and_offset(void **state)
     free(bytes);
 }
 
+static void multiplication_agrees_with_the_table_on_every_length_and_offset(void **state)
+{
+    (void)state;
+    if (!pp_crc32c_vpclmul_supported()) {
+        print_message("skipped: this processor has no VPCLMULQDQ\n");
+        skip();
+    }
+    unsigned char *bytes = random_bytes();
+    (void)pp_crc32c(0, bytes, 1); /* fills the tables */
+    static const uint32_t offsets[] = {0, 1, 7, 13, 31, 63};
+    for (uint32_t i = 0; i < sizeof(offsets) / sizeof(offsets[0]); ++i) {
+        const unsigned char *from = bytes + offsets[i];
+        uint32_t crc = 0xdeadbeefu * (i + 1), expected = crc;
+        for (uint32_t length = 0; length <= 4096; ++length) {
+            assert_int_equal(pp_crc32c_vpclmul(crc, from, length), expected);
+            expected = pp_crc32c_scalar(expected, from + length, 1);
+        }
+    }
+    for (uint32_t length = 4097; length <= BYTES_MAX - 1; length += 331) {
+        assert_int_equal(pp_crc32c_vpclmul(7, bytes + 1, length),
+                         pp_crc32c_scalar(7, bytes + 1, length));
+    }
+    free(bytes);
+}
+
 static void one_flipped_bit_is_seen(void **state)
 {
     (void)state;
@@ -98,7 +123,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(vectors_of_rfc_3720_are_met),
         cmocka_unit_test(pieces_may_be_chained),
-        cmocka_unit_test(both_paths_agree_on_every_length_and_offset),
+        cmocka_unit_test(the_instruction_agrees_with_the_table_on_every_length_and_offset),
+        cmocka_unit_test(multiplication_agrees_with_the_table_on_every_length_and_offset),
         cmocka_unit_test(one_flipped_bit_is_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
