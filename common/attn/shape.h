@@ -37,9 +37,16 @@ struct pp_layer_estimator {
     struct pp_estimator estimator;
 };
 
+/* Whether one index serves both: all but the budget of rows, which every attend may choose. */
+static inline bool pp_estimator_share_index(const struct pp_estimator *a,
+                                            const struct pp_estimator *b)
+{
+    return a->kind == b->kind && a->k == b->k && a->l == b->l && a->t == b->t && a->bits == b->bits;
+}
+
 static inline bool pp_estimator_same(const struct pp_estimator *a, const struct pp_estimator *b)
 {
-    return a->kind == b->kind && a->k == b->k && a->l == b->l && a->t == b->t;
+    return pp_estimator_share_index(a, b) && a->rows == b->rows && a->rows_share == b->rows_share;
 }
 
 struct pp_shape {

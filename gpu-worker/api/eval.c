@@ -236,12 +236,6 @@ static enum pp_status eval_report(struct eval *eval, const char *estimator,
     return gw_statistics_write(object, eval->json_path, stderr);
 }
 
-static bool eval_same(const struct pp_estimator *one, const struct pp_estimator *other)
-{
-    return one->kind == other->kind && one->k == other->k && one->l == other->l &&
-           one->t == other->t;
-}
-
 /* A sequence whose index serves estimator `index` of the list: its own, or for exact, which needs
  * none, that of the next that does. Prefilled and marked. */
 static enum pp_status eval_open_sequence(struct eval *eval, uint32_t index)
@@ -270,18 +264,23 @@ static enum pp_status eval_open_sequence(struct eval *eval, uint32_t index)
     return first ? eval_dump(eval) : PP_OK;
 }
 
-/* Exact runs on whatever sequence there is; an index serves its own parameters only. */
+/* Exact runs on whatever sequence there is; an index serves its own parameters only, and any budget
+ * of rows: but one that an attend names is not planned by nodes. */
 static enum pp_status eval_take_sequence(struct eval *eval, uint32_t index)
 {
     const struct pp_estimator *wanted = &eval->estimators[index].estimator;
-    bool fits = wanted->kind == PP_EXACT || eval_same(wanted, &eval->opened);
+    bool same = pp_estimator_same(wanted, &eval->opened);
+    bool served =
+        !eval->worker_options.nodes_plan && pp_estimator_share_index(wanted, &eval->opened);
+    bool fits = wanted->kind == PP_EXACT || same || served;
     if (eval->sequence == NULL || !fits) {
         gw_sequence_close(eval->sequence);
         eval->sequence = NULL;
         PP_TRY(eval_open_sequence(eval, index));
     }
     static const struct pp_estimator own = {.kind = PP_ESTIMATOR_NONE};
-    gw_sequence_use(eval->sequence, eval_same(wanted, &eval->opened) ? &own : wanted);
+    same = pp_estimator_same(wanted, &eval->opened);
+    gw_sequence_use(eval->sequence, same ? &own : wanted);
     return PP_OK;
 }
 

@@ -230,6 +230,26 @@ class ClusterTest(unittest.TestCase):
             self.assertLess(abs(entry["keys_read"] / fresh["keys_read"] - 1), 0.002)
             self.assertLess(abs(entry["kl_mean"] / entries[1]["kl_mean"] - 1), 0.05)
 
+    def test_eval_reads_of_one_sketch_index_what_each_budget_names(self):
+        out = self.path / "eval.json"
+        shares = {"sketch": 0.04, "sketch:share=0.2": 0.2, "sketch:bits=1,share=0.2": 0.2}
+        options = (*OPTIONS, "--index-tokens-min=64")
+        with node_process.Node(NODE, *options) as one, node_process.Node(NODE, *options) as two:
+            done = worker("eval", "--text", str(self.short), "--tokens=64",
+                          "--estimators", ",".join(shares), "--json", str(out),
+                          nodes_option((one, two)))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        entries = {}
+        for line in out.read_text().splitlines():
+            entry = json.loads(line)
+            entries[entry["estimator"]] = entry
+            print(f"{entry['estimator']}: KL {entry['kl_mean']:.4f}, rows {entry['rows_share']:.4f}")
+        for text, share in shares.items():
+            # The rows that came while decoding have no index yet and are all read.
+            self.assertGreater(entries[text]["rows_share"], 0.9 * share)
+            self.assertLess(entries[text]["rows_share"], 1.05 * share + 0.06)
+        self.assertLess(entries["sketch:share=0.2"]["kl_mean"], entries["sketch"]["kl_mean"])
+
     def test_lsh_perplexity_on_a_long_text_is_within_five_per_cent_of_exact(self):
         out = self.path / "eval.json"
         with node_process.Node(NODE, *OPTIONS) as one, node_process.Node(NODE, *OPTIONS) as two:
