@@ -172,6 +172,48 @@ class NodeTest(unittest.TestCase):
         self.compare(part, q, k, v, tokens, 1e-4, estimator=exact)
         self.compare(part, q, k, v, 77, 1e-4, estimator=exact)
 
+    def test_sketch_attend_reads_its_budget_and_is_exact_in_the_mean(self):
+        tokens, share, seeds = 4096, 0.05, 256
+        part = Part(self.client, estimator=common.ESTIMATOR_KIND_SKETCH)
+        k, v = self.rows(tokens), self.rows(tokens)
+        q = k[self.random.integers(0, tokens, 1)].repeat(3, axis=1)  # near a key
+        part.append_all(k, v, bulk=True)
+        self.client.data.SealPart(attention.SealPartRequest(part=part.ref))
+        layer = self.client.data.GetPart(attention.GetPartRequest(part=part.ref)).part.layers[0]
+        self.assertEqual(layer.indexed_tokens, tokens)
+        o, lse = reference(q, part.stored(k), part.stored(v), part.scale)
+        sketch = common.Estimator(kind=common.ESTIMATOR_KIND_SKETCH, rows_share=share)
+        weights, sums, variances, squares, distinct = [], [], [], [], 0
+        for first in range(0, seeds, 64):
+            request = part.attend_request(q.repeat(64, axis=0), tokens, estimator=sketch)
+            request.items[0].seeds.extend(range(first, first + 64))
+            answer = self.client.data.Attend(request)
+            result = answer.results[0]
+            self.assertEqual(result.status.code, 0, result.status)
+            self.assertEqual(result.estimator, common.ESTIMATOR_KIND_SKETCH)
+            self.assertEqual(result.keys_sampled, result.keys_held)
+            got = sections_of(answer, 0, (64, 6, 64))
+            # The heads of a group read the same rows.
+            self.assertTrue((got["keys_read"] == got["keys_read"][:, [0, 0, 0, 3, 3, 3]]).all())
+            distinct += int(got["keys_read"][:, ::3].sum())
+            self.assertEqual(result.keys_read, got["keys_read"][:, ::3].sum())
+            weight = np.exp(got["lse"].astype(np.float64) - lse)
+            weights.append(weight)
+            sums.append(weight[:, :, None] * got["o"])
+            variances.append(got["var"])
+            squares.append(((got["o"] - o) ** 2).sum(axis=2))
+        self.assertAlmostEqual(distinct / (seeds * 2 * tokens), share, delta=0.05 * share)
+        # Both sums of an estimate, of weights and of weighted values, have no bias.
+        for name, got, want in (("weights", weights, 1.0), ("weighted values", sums, o[0])):
+            got = np.concatenate(got)
+            standard_error = got.std(axis=0, ddof=1) / np.sqrt(seeds)
+            off = np.abs(got.mean(axis=0) - want) / standard_error
+            self.assertLess(off.max(), 5, name)
+        published = np.concatenate(variances).mean()
+        self.assertAlmostEqual(np.concatenate(squares).mean() / published, 1, delta=0.3)
+        again, _ = part.attend(q, tokens, estimator=sketch)
+        self.assertEqual(again.payload, part.attend(q, tokens, estimator=sketch)[0].payload)
+
     def test_attend_stream_matches_requests_and_spares_good_items(self):
         part = Part(self.client)
         k, v = self.rows(300), self.rows(300)
