@@ -27,7 +27,7 @@
 #define INDEX_TOKENS_MIN "--index-tokens-min=1" /* the estimator is forced */
 
 static struct settings {
-    const char *model, *text, *estimators, *rows_shares, *json;
+    const char *model, *text, *estimators, *json;
     uint64_t context;
 } settings;
 
@@ -58,13 +58,6 @@ static const struct pp_option options[] = {
      .default_text = "exact,lsh",
      .value_name = "LIST",
      .help = "exact, lsh, lsh:k=10,l=150,t=2, sketch:bits=2,share=0.04, several with commas."},
-    {.name = "rows-shares",
-     .kind = PP_OPTION_TEXT,
-     .target = &settings.rows_shares,
-     .default_text = "",
-     .value_name = "LIST",
-     .help = "Shares of held rows that the sketch estimator is to read. This build has no sketch: "
-             "giving any is refused as UNIMPLEMENTED."},
     {.name = "json",
      .kind = PP_OPTION_TEXT,
      .target = &settings.json,
@@ -203,11 +196,6 @@ static enum pp_status run_estimator(struct bench *bench, const struct gw_eval_es
 
 static enum pp_status measure(struct bench *bench)
 {
-    if (settings.rows_shares[0] != '\0') {
-        fprintf(stderr, "quality_bench: --rows-shares is for the sketch estimator, which this "
-                        "build does not have\n");
-        return PP_UNIMPLEMENTED;
-    }
     enum pp_status parsed =
         gw_eval_estimators_parse(settings.estimators, bench->estimators, &bench->estimator_count);
     if (parsed != PP_OK) {

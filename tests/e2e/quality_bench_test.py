@@ -31,11 +31,6 @@ class QualityBenchTest(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn("--json", done.stdout, name)
 
-    def test_shares_of_rows_are_refused_without_a_sketch(self):
-        done = bench("quality_bench", "--rows-shares=0.02")
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("UNIMPLEMENTED", done.stderr)
-
     def test_an_estimator_is_reported_with_every_field(self):
         with tempfile.TemporaryDirectory() as folder:
             out = pathlib.Path(folder) / "quality.json"
