@@ -49,19 +49,31 @@ void an_attend_destroy(struct an_attend *attend)
     free(attend);
 }
 
+/* Of each thread; 0 where nothing is sampled. */
+static uint64_t query_scratch_need(const struct an_params *params)
+{
+    uint64_t bytes = an_params_samples(params)
+                         ? an_index_query_scratch_bytes(&params->index, PP_SEGMENT_TOKENS_MAX)
+                         : 0;
+    return (bytes + 63u) & ~63ull;
+}
+
+uint64_t an_attend_prepare_bytes(const struct an_attend *attend, const struct an_params *params)
+{
+    uint64_t bytes = query_scratch_need(params);
+    uint64_t bitmap_bytes = (AN_BITMAP_WORDS + AN_SEGMENT_WORDS) * sizeof(uint64_t);
+    return bytes > attend->query_scratch_bytes
+               ? bytes * attend->threads + ((bitmap_bytes + 63u) & ~63ull)
+               : 0;
+}
+
 enum pp_status an_attend_prepare(struct an_attend *attend, const struct an_params *params)
 {
-    if (!an_params_samples(params)) {
+    uint64_t total = an_attend_prepare_bytes(attend, params);
+    if (total == 0) {
         return PP_OK;
     }
-    uint64_t bytes =
-        (an_index_query_scratch_bytes(&params->index, PP_SEGMENT_TOKENS_MAX) + 63u) & ~63ull;
-    if (bytes <= attend->query_scratch_bytes) {
-        return PP_OK;
-    }
-    uint64_t bitmap_bytes = (AN_BITMAP_WORDS + AN_SEGMENT_WORDS) * sizeof(uint64_t);
-    uint64_t scratch_bytes = bytes * attend->threads;
-    uint64_t total = scratch_bytes + ((bitmap_bytes + 63u) & ~63ull);
+    uint64_t bytes = query_scratch_need(params);
     PP_TRY(pp_limit_reserve(attend->limit, PP_MEMORY_SCRATCH, total));
     uint8_t *memory = aligned_alloc(64, total);
     if (memory == NULL) {
@@ -72,7 +84,7 @@ enum pp_status an_attend_prepare(struct an_attend *attend, const struct an_param
     an_attend_relax(attend);
     attend->query_scratch = memory;
     attend->query_scratch_bytes = bytes;
-    attend->bitmaps = (uint64_t *)(memory + scratch_bytes);
+    attend->bitmaps = (uint64_t *)(memory + bytes * attend->threads);
     attend->carried = attend->bitmaps + AN_BITMAP_WORDS;
     attend->sampling_bytes = total;
     return PP_OK;

@@ -26,6 +26,8 @@ void an_attend_destroy(struct an_attend *attend);
  * PP_MEMORY. */
 PP_MUST_USE enum pp_status an_attend_prepare(struct an_attend *attend,
                                              const struct an_params *params);
+/* What that takes from the limit now; 0 when the scratch serves already. */
+uint64_t an_attend_prepare_bytes(const struct an_attend *attend, const struct an_params *params);
 /* Gives the sampling scratch back: no part is left. */
 void an_attend_relax(struct an_attend *attend);
 /* Bytes of it. */

@@ -57,7 +57,8 @@ struct an_open_args {
     uint32_t dense_layer_count;
     const struct pp_layer_estimator *layer_estimators; /* in place of `estimator` */
     uint32_t layer_estimator_count;
-    uint64_t reserve_bytes;
+    uint64_t reserve_bytes;  /* at least, for rows and indexes */
+    uint64_t reserve_tokens; /* what they need; at most PP_TOKENS_PER_PART_MAX */
     uint64_t generation;
     /* out */
     uint64_t handle;

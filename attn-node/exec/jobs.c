@@ -44,24 +44,61 @@ static void open_answer(const struct an_part *part, bool existed, struct an_open
     }
 }
 
+/* Tells people what an open lacked. `more` is what the part takes besides what it reserves. */
+static void explain_memory(const struct an_exec *exec, struct an_job *job,
+                           const struct an_part *part, uint64_t more)
+{
+    const struct an_open_args *args = &job->open;
+    uint64_t need = an_part_need(part, args->reserve_tokens);
+    need = (need > args->reserve_bytes ? need : args->reserve_bytes) + more;
+    uint64_t used = pp_limit_used(&exec->limit), most = exec->limit.bytes_max;
+    const double mib = 1 << 20;
+    an_job_explain(job,
+                   "needs %.1f MiB for %llu tokens, %.1f MiB free of %.0f MiB for parts: raise "
+                   "--memory-limit, add nodes, or shorten the prompt",
+                   (double)need / mib, (unsigned long long)args->reserve_tokens,
+                   (double)(used < most ? most - used : 0) / mib, (double)most / mib);
+}
+
+/* Takes the memory that the part will need: for sampling, and what the open reserves. */
+static enum pp_status open_memory(struct an_exec *exec, struct an_job *job, struct an_part *part)
+{
+    const struct an_open_args *args = &job->open;
+    uint64_t sampling = 0;
+    for (uint32_t i = 0; i < part->spec.shape.layers; i++) {
+        uint64_t bytes = an_attend_prepare_bytes(exec->attend, part->layers[i].params);
+        sampling = bytes > sampling ? bytes : sampling;
+    }
+    enum pp_status status = PP_OK;
+    for (uint32_t i = 0; i < part->spec.shape.layers && status == PP_OK; i++) {
+        status = an_attend_prepare(exec->attend, part->layers[i].params);
+    }
+    if (status != PP_OK) {
+        explain_memory(exec, job, part, sampling);
+        return status;
+    }
+    status = an_part_reserve(part, args->reserve_tokens, args->reserve_bytes);
+    if (status != PP_OK) {
+        explain_memory(exec, job, part, 0);
+    }
+    return status;
+}
+
 static enum pp_status open_new(struct an_exec *exec, struct an_job *job,
                                const struct an_part_spec *spec, struct an_part **part_out)
 {
     struct an_open_args *args = &job->open;
     struct an_part *part;
     struct an_part_layers layers = open_layers(args);
-    enum pp_status status = an_part_new(&exec->store, spec, &layers, args->reserve_bytes, &part);
+    enum pp_status status = an_part_new(&exec->store, spec, &layers, &part);
     if (status != PP_OK) {
-        an_job_explain(job, "%llu bytes asked, %llu of %llu in use",
-                       (unsigned long long)args->reserve_bytes,
+        an_job_explain(job, "no memory for the part itself, %llu of %llu bytes in use",
                        (unsigned long long)pp_limit_used(&exec->limit),
                        (unsigned long long)exec->limit.bytes_max);
         return status;
     }
     part->generation = args->generation;
-    for (uint32_t i = 0; i < spec->shape.layers && status == PP_OK; i++) {
-        status = an_attend_prepare(exec->attend, part->layers[i].params);
-    }
+    status = open_memory(exec, job, part);
     if (status == PP_OK) {
         status = an_table_add(&exec->table, part, pp_clock_now_us(&exec->config.clock));
     }
@@ -150,10 +187,9 @@ enum pp_status an_exec_append(struct an_exec *exec, struct an_job *job)
     }
     uint64_t held = an_layer_held(layer);
     args->held_tokens = held;
-    uint64_t used_before = pp_limit_used(&exec->limit);
     an_part_reserve_lend(part);
     status = an_append_apply(layer, &append, &args->duplicate);
-    an_part_reserve_settle(part, used_before);
+    an_part_reserve_settle(part);
     if (status != PP_OK) {
         an_job_explain(job, "layer %u holds %llu tokens", args->layer, (unsigned long long)held);
         return status;

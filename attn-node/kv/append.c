@@ -139,7 +139,7 @@ static void staging_open(struct an_layer *layer, const struct an_append *append)
     if (append->centre.data == NULL || an_layer_index_bytes(layer, staging->count) == 0) {
         return;
     }
-    if (pp_limit_reserve(store->limit, PP_MEMORY_SCRATCH, append->centre.bytes) == PP_OK) {
+    if (an_store_reserve_spare(store, append->centre.bytes) == PP_OK) {
         staging->centre = malloc(append->centre.bytes);
         if (staging->centre == NULL) {
             pp_limit_release(store->limit, PP_MEMORY_SCRATCH, append->centre.bytes);
@@ -155,7 +155,7 @@ static void staging_open(struct an_layer *layer, const struct an_append *append)
     staging->stride = (staging->count + 31u) & ~31ull;
     uint64_t bytes =
         staging->stride * params->kv_heads * params->index.estimator.l * sizeof(uint16_t);
-    if (pp_limit_reserve(store->limit, PP_MEMORY_SCRATCH, bytes) != PP_OK) {
+    if (an_store_reserve_spare(store, bytes) != PP_OK) {
         return;
     }
     void *codes;

@@ -29,6 +29,18 @@ static uint64_t committed_target(uint64_t used_bytes, uint64_t head_bytes, bool 
     return target < head_bytes ? target : head_bytes;
 }
 
+/* Address space of a kv head: each begins on a huge page when it is larger than one. */
+static uint64_t head_bytes_of(const struct an_params *params)
+{
+    return round_up(AN_EXTENT_ROWS * params->row_bytes, PP_HUGE_PAGE_BYTES);
+}
+
+uint64_t an_extent_bytes(const struct an_params *params, uint32_t rows)
+{
+    uint64_t head = committed_target(rows * params->row_bytes, head_bytes_of(params), true);
+    return sizeof(struct an_extent) + head * params->kv_heads;
+}
+
 enum pp_status an_extent_new(const struct an_params *params, struct an_extent **extent_out)
 {
     struct an_store *store = params->store;
@@ -41,9 +53,7 @@ enum pp_status an_extent_new(const struct an_params *params, struct an_extent **
     extent->row_bytes = params->row_bytes;
     extent->kv_heads = params->kv_heads;
     extent->references = 1;
-    /* Each kv head begins on a huge page when it is larger than one. */
-    uint64_t rows_bytes = AN_EXTENT_ROWS * params->row_bytes;
-    extent->head_bytes = round_up(rows_bytes, PP_HUGE_PAGE_BYTES);
+    extent->head_bytes = head_bytes_of(params);
     void *base;
     if (pp_pages_reserve(extent->head_bytes * extent->kv_heads, &base) != PP_OK) {
         goto err_extent;

@@ -32,6 +32,8 @@ struct an_extent {
 /* Address space only. PP_MEMORY. */
 PP_MUST_USE enum pp_status an_extent_new(const struct an_params *params,
                                          struct an_extent **extent_out);
+/* What an extent takes from the limit once `rows` came in bulk. */
+uint64_t an_extent_bytes(const struct an_params *params, uint32_t rows);
 void an_extent_acquire(struct an_extent *extent);
 /* NULL is accepted. The last one frees the memory. */
 void an_extent_release(struct an_extent *extent);

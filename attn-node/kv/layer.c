@@ -10,6 +10,8 @@
 #include "attn-node/kv/merge.h"
 #include "common/base/assert.h"
 
+#define VIEWS_MIN 4u
+
 void an_layer_init(struct an_layer *layer, struct an_params *params, bool dense)
 {
     memset(layer, 0, sizeof(*layer));
@@ -88,6 +90,33 @@ uint64_t an_layer_index_bytes(const struct an_layer *layer, uint32_t tokens)
     return layer->dense ? 0 : an_params_index_bytes(layer->params, tokens);
 }
 
+/* One full or unfinished extent and the segment made of it. */
+static uint64_t segment_need(const struct an_layer *layer, uint32_t rows)
+{
+    const struct an_params *params = layer->params;
+    return an_extent_bytes(params, rows) + an_layer_index_bytes(layer, rows) +
+           an_segment_own_bytes(params);
+}
+
+uint64_t an_layer_need(const struct an_layer *layer, uint64_t tokens)
+{
+    uint64_t full = tokens / AN_EXTENT_ROWS;
+    uint32_t rest = (uint32_t)(tokens % AN_EXTENT_ROWS);
+    uint64_t bytes = full > 0 ? full * segment_need(layer, AN_EXTENT_ROWS) : 0;
+    bytes += rest > 0 ? segment_need(layer, rest) : 0;
+    uint64_t views = full + 1 > VIEWS_MIN / 2 ? 2 * (full + 1) : VIEWS_MIN;
+    return bytes + views * sizeof(struct an_view);
+}
+
+uint64_t an_layer_scratch_need(const struct an_layer *layer, uint64_t tokens)
+{
+    const struct an_params *params = layer->params;
+    uint32_t rows = tokens < AN_EXTENT_ROWS ? (uint32_t)tokens : AN_EXTENT_ROWS;
+    return an_layer_index_bytes(layer, rows) > 0
+               ? an_index_scratch_bytes(&params->index, params->dim, rows, 1)
+               : 0;
+}
+
 enum pp_status an_layer_reserve_index(struct an_layer *layer, uint32_t tokens)
 {
     const struct an_params *params = layer->params;
@@ -164,7 +193,7 @@ void an_layer_schedule(struct an_layer *layer, uint32_t from)
 enum pp_status an_layer_add_view(struct an_layer *layer, const struct an_view *view)
 {
     if (layer->view_count == layer->view_capacity) {
-        uint32_t capacity = layer->view_capacity == 0 ? 4 : layer->view_capacity * 2;
+        uint32_t capacity = layer->view_capacity == 0 ? VIEWS_MIN : layer->view_capacity * 2;
         uint64_t more = (capacity - layer->view_capacity) * sizeof(struct an_view);
         struct pp_limit *limit = layer->params->store->limit;
         PP_TRY(pp_limit_reserve(limit, PP_MEMORY_KV, more));

@@ -72,6 +72,11 @@ uint32_t an_layer_find(const struct an_layer *layer, uint64_t held);
 /* Bytes of the index that a tail of `tokens` rows will want; 0 on dense layers. */
 uint64_t an_layer_index_bytes(const struct an_layer *layer, uint32_t tokens);
 
+/* What `tokens` rows that come in bulk take from the limit, indexes included, in an empty layer;
+ * and the build scratch that they want of the store. */
+uint64_t an_layer_need(const struct an_layer *layer, uint64_t tokens);
+uint64_t an_layer_scratch_need(const struct an_layer *layer, uint64_t tokens);
+
 /* Sets the tail's index reservation (and build scratch) to what `tokens` rows need. Shrinking never
  * fails. PP_MEMORY: nothing changed. */
 PP_MUST_USE enum pp_status an_layer_reserve_index(struct an_layer *layer, uint32_t tokens);

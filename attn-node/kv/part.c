@@ -101,34 +101,22 @@ static enum pp_status part_layers_init(struct an_part *part, const struct an_par
 }
 
 enum pp_status an_part_new(struct an_store *store, const struct an_part_spec *spec,
-                           const struct an_part_layers *layers, uint64_t reserve_bytes,
-                           struct an_part **part_out)
+                           const struct an_part_layers *layers, struct an_part **part_out)
 {
-    PP_TRY(pp_limit_reserve(store->limit, PP_MEMORY_KV, reserve_bytes));
     struct an_params *params;
-    enum pp_status status =
-        an_params_new(store, &spec->estimator, spec->hash_seed, spec->kv_head_count,
-                      spec->shape.head_dim, spec->shape.kv_dtype, &params);
-    if (status != PP_OK) {
-        goto err_reserve;
-    }
+    PP_TRY(an_params_new(store, &spec->estimator, spec->hash_seed, spec->kv_head_count,
+                         spec->shape.head_dim, spec->shape.kv_dtype, &params));
     struct an_part *part;
-    status = part_make(spec, params, &part);
+    enum pp_status status = part_make(spec, params, &part);
     an_params_release(params);
-    if (status != PP_OK) {
-        goto err_reserve;
-    }
+    PP_TRY(status);
     status = part_layers_init(part, layers);
     if (status != PP_OK) {
         an_part_destroy(part);
-        goto err_reserve;
+        return status;
     }
-    part->reserved_bytes = reserve_bytes;
     *part_out = part;
     return PP_OK;
-err_reserve:
-    pp_limit_release(store->limit, PP_MEMORY_KV, reserve_bytes);
-    return status;
 }
 
 enum pp_status an_part_fork(const struct an_part *from, const uint8_t *sequence_id,
@@ -268,18 +256,72 @@ enum pp_status an_part_seal(struct an_part *part, const uint32_t *layers, uint32
     return PP_OK;
 }
 
-void an_part_reserve_lend(struct an_part *part)
+/* The build scratch of a part that holds `tokens`. */
+static uint64_t part_scratch_need(const struct an_part *part, uint64_t tokens)
 {
-    pp_limit_release(part->params->store->limit, PP_MEMORY_KV, part->reserved_bytes);
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < part->spec.shape.layers; i++) {
+        uint64_t bytes = an_layer_scratch_need(&part->layers[i], tokens);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
 }
 
-void an_part_reserve_settle(struct an_part *part, uint64_t used_before)
+static uint64_t part_rows_need(const struct an_part *part, uint64_t tokens)
 {
-    struct pp_limit *limit = part->params->store->limit;
-    uint64_t lent_to = used_before - part->reserved_bytes, used = pp_limit_used(limit);
-    uint64_t charged = used > lent_to ? used - lent_to : 0;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < part->spec.shape.layers && tokens > 0; i++) {
+        bytes += an_layer_need(&part->layers[i], tokens);
+    }
+    return bytes;
+}
+
+uint64_t an_part_need(const struct an_part *part, uint64_t tokens)
+{
+    uint64_t scratch = part_scratch_need(part, tokens);
+    uint64_t there = part->params->store->build_scratch_bytes;
+    return part_rows_need(part, tokens) + (scratch > there ? scratch - there : 0);
+}
+
+enum pp_status an_part_reserve(struct an_part *part, uint64_t tokens, uint64_t least_bytes)
+{
+    struct an_store *store = part->params->store;
+    uint64_t bytes = part_rows_need(part, tokens);
+    bytes = bytes > least_bytes ? bytes : least_bytes;
+    PP_TRY(pp_limit_reserve(store->limit, PP_MEMORY_KV, bytes));
+    enum pp_status status = an_store_reserve_scratch(store, part_scratch_need(part, tokens));
+    if (status != PP_OK) {
+        pp_limit_release(store->limit, PP_MEMORY_KV, bytes);
+        return status;
+    }
+    part->reserved_bytes = bytes;
+    return PP_OK;
+}
+
+/* What the reservation is for. */
+static uint64_t rows_used(const struct pp_limit *limit)
+{
+    return atomic_load_explicit(&limit->used_by_kind[PP_MEMORY_KV], memory_order_relaxed) +
+           atomic_load_explicit(&limit->used_by_kind[PP_MEMORY_TAIL], memory_order_relaxed) +
+           atomic_load_explicit(&limit->used_by_kind[PP_MEMORY_INDEX], memory_order_relaxed);
+}
+
+void an_part_reserve_lend(struct an_part *part)
+{
+    struct an_store *store = part->params->store;
+    pp_limit_release(store->limit, PP_MEMORY_KV, part->reserved_bytes);
+    store->lent_bytes = part->reserved_bytes;
+    part->lent_used = rows_used(store->limit);
+}
+
+void an_part_reserve_settle(struct an_part *part)
+{
+    struct an_store *store = part->params->store;
+    uint64_t used = rows_used(store->limit);
+    uint64_t charged = used > part->lent_used ? used - part->lent_used : 0;
     part->reserved_bytes = charged < part->reserved_bytes ? part->reserved_bytes - charged : 0;
-    if (pp_limit_reserve(limit, PP_MEMORY_KV, part->reserved_bytes) != PP_OK) {
+    store->lent_bytes = 0;
+    if (pp_limit_reserve(store->limit, PP_MEMORY_KV, part->reserved_bytes) != PP_OK) {
         part->reserved_bytes = 0; /* another thread was given it meanwhile */
     }
 }

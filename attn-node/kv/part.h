@@ -42,7 +42,8 @@ struct an_part {
     struct an_params *params; /* of layers without an estimator of their own */
     struct an_layer *layers;  /* [spec.shape.layers] */
     uint64_t longest;         /* held tokens of the longest layer, as counted by the owner */
-    uint64_t reserved_bytes;  /* kept free for the part's rows; shrinks as they are charged */
+    uint64_t reserved_bytes;  /* kept free for rows and indexes; shrinks as they are charged */
+    uint64_t lent_used;       /* of the limit by rows and indexes when the reserve was lent */
     uint64_t own_charge;
     bool forked; /* by this fork, for asking again */
     uint64_t fork_source, fork_held_tokens, fork_generation;
@@ -59,11 +60,19 @@ struct an_part {
 PP_MUST_USE enum pp_status an_part_check(struct an_part_spec *spec,
                                          const struct an_part_layers *layers);
 
-/* A new, empty part of a checked spec. reserve_bytes are taken from the limit and kept for what its
- * rows will be charged. PP_MEMORY: also when they do not fit. */
+/* A new, empty part of a checked spec. PP_MEMORY. */
 PP_MUST_USE enum pp_status an_part_new(struct an_store *store, const struct an_part_spec *spec,
-                                       const struct an_part_layers *layers, uint64_t reserve_bytes,
+                                       const struct an_part_layers *layers,
                                        struct an_part **part_out);
+
+/* What `tokens` tokens of an empty part take from the limit: rows as they come in bulk, indexes,
+ * and what the store lacks of build scratch. At most PP_TOKENS_PER_PART_MAX. */
+uint64_t an_part_need(const struct an_part *part, uint64_t tokens);
+
+/* Takes from the limit what an empty part needs for `tokens`, at least least_bytes, and keeps it
+ * for what its rows and indexes will be charged. PP_MEMORY: nothing changed. */
+PP_MUST_USE enum pp_status an_part_reserve(struct an_part *part, uint64_t tokens,
+                                           uint64_t least_bytes);
 
 /* A part that shares the first held_tokens of every layer of `from`, under other ids. PP_SHORT_PART
  * when a layer is shorter, PP_MEMORY. */
@@ -91,9 +100,9 @@ PP_MUST_USE enum pp_status an_part_seal(struct an_part *part, const uint32_t *la
 
 /* Around an append, on the thread that owns the limit's K/V: lend gives the part's reservation back
  * to the limit, so that the rows may be charged out of it; settle keeps of it what they did not
- * use. `used_before` is the limit's use before lend. */
+ * use. */
 void an_part_reserve_lend(struct an_part *part);
-void an_part_reserve_settle(struct an_part *part, uint64_t used_before);
+void an_part_reserve_settle(struct an_part *part);
 
 /* Bytes charged to the node for what the part refers to, shared segments in full. */
 uint64_t an_part_bytes(const struct an_part *part);

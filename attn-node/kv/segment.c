@@ -10,13 +10,18 @@
 #include "common/base/assert.h"
 #include "common/base/log.h"
 
+uint64_t an_segment_own_bytes(const struct an_params *params)
+{
+    uint64_t pointers_bytes = 2ull * params->kv_heads * sizeof(struct an_index *);
+    uint64_t centre_bytes = (uint64_t)params->kv_heads * params->dim * sizeof(float);
+    return sizeof(struct an_segment) + pointers_bytes + centre_bytes;
+}
+
 enum pp_status an_segment_new(struct an_params *params, struct an_extent *extent, uint32_t begin,
                               uint32_t count, struct an_segment **segment_out)
 {
     PP_ASSERT(count > 0 && begin + count <= AN_EXTENT_ROWS);
-    uint64_t pointers_bytes = 2ull * params->kv_heads * sizeof(struct an_index *);
-    uint64_t centre_bytes = (uint64_t)params->kv_heads * params->dim * sizeof(float);
-    uint64_t bytes = sizeof(struct an_segment) + pointers_bytes + centre_bytes;
+    uint64_t bytes = an_segment_own_bytes(params);
     PP_TRY(pp_limit_reserve(params->store->limit, PP_MEMORY_INDEX, bytes));
     struct an_segment *segment = calloc(1, bytes);
     if (segment == NULL) {

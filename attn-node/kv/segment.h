@@ -47,6 +47,9 @@ struct an_segment {
     struct an_merge *merge; /* of a segment that is being made of others: merge.h */
 };
 
+/* What a segment takes from the limit besides rows and indexes. */
+uint64_t an_segment_own_bytes(const struct an_params *params);
+
 /* Takes references to params and extent. Starts with one reference and no index. PP_MEMORY. */
 PP_MUST_USE enum pp_status an_segment_new(struct an_params *params, struct an_extent *extent,
                                           uint32_t begin, uint32_t count,

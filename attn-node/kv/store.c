@@ -19,6 +19,13 @@ enum pp_status an_store_reserve_scratch(struct an_store *store, uint64_t bytes)
     return PP_OK;
 }
 
+enum pp_status an_store_reserve_spare(struct an_store *store, uint64_t bytes)
+{
+    PP_TRY(pp_limit_reserve(store->limit, PP_MEMORY_SCRATCH, bytes + store->lent_bytes));
+    pp_limit_release(store->limit, PP_MEMORY_SCRATCH, store->lent_bytes);
+    return PP_OK;
+}
+
 void an_store_sampling_acquire(struct an_store *store)
 {
     store->sampling_params++;

@@ -26,6 +26,7 @@ struct an_store {
     /* The largest scratch that a build of any row held here may need: reserved once, since one
      * build runs at a time; released when the last set of sampling parameters goes. */
     uint64_t build_scratch_bytes;
+    uint64_t lent_bytes; /* of the limit, kept free for the rows of the append that is running */
     uint32_t sampling_params;
     uint32_t merges, merges_max; /* under way, of all layers; each reserves its index before */
     /* Sealed segments that want an index and were not given to the builder yet: a list through
@@ -35,6 +36,9 @@ struct an_store {
 
 /* Makes sure that `bytes` of build scratch are reserved. PP_MEMORY: nothing changed. */
 PP_MUST_USE enum pp_status an_store_reserve_scratch(struct an_store *store, uint64_t bytes);
+
+/* Takes scratch that can be done without: not out of what is lent to an append. PP_MEMORY. */
+PP_MUST_USE enum pp_status an_store_reserve_spare(struct an_store *store, uint64_t bytes);
 
 /* Counts the holders of sampling parameters; the last one gives the scratch reservation back. */
 void an_store_sampling_acquire(struct an_store *store);

@@ -215,7 +215,13 @@ enum pp_status an_decode_open(const Pigpen__V1__OpenPartRequest *request, uint64
     PP_TRY(decode_layer_estimators(request, arena, job));
     args->token_begin = request->token_begin;
     args->hash_seed = request->hash_seed;
+    if (request->reserve_tokens > PP_TOKENS_PER_PART_MAX) {
+        return an_decode_refuse(job, PP_INVALID_ARGUMENT, "reserve_tokens %llu is above %llu",
+                                (unsigned long long)request->reserve_tokens,
+                                (unsigned long long)PP_TOKENS_PER_PART_MAX);
+    }
     args->reserve_bytes = request->reserve_bytes;
+    args->reserve_tokens = request->reserve_tokens;
     args->generation = request->generation;
     return an_decode_take(arena, PP_LAYERS_MAX, sizeof(uint64_t), &args->held_tokens);
 }

@@ -373,17 +373,6 @@ static enum pp_status take_opened(struct gw_unary *unary, const ProtobufCMessage
     return PP_OK;
 }
 
-/* What the rows of the part will take at least, indexes and growth apart: a node that has no room
- * for them says so at once. */
-static uint64_t reserve_bytes(const struct gw_remote_sequence *sequence, uint32_t index)
-{
-    const struct pp_shape *shape = &sequence->config.shape;
-    uint64_t tokens =
-        gw_route_part_tokens(&sequence->route, index, sequence->config.tokens_expected);
-    return tokens * shape->layers * sequence->route.parts[index].kv_head_count *
-           pp_row_bytes(shape->head_dim, shape->kv_dtype);
-}
-
 static enum pp_status start_open(struct gw_part *part, struct gw_unary *unary)
 {
     struct gw_remote_sequence *sequence = part->sequence;
@@ -423,7 +412,8 @@ static enum pp_status start_open(struct gw_part *part, struct gw_unary *unary)
     request.dense_layers = sequence->dense_layers;
     request.n_dense_layers = config->dense_layer_count;
     request.generation = sequence->generation;
-    request.reserve_bytes = reserve_bytes(sequence, part->index);
+    request.reserve_tokens =
+        gw_route_part_tokens(&sequence->route, part->index, config->tokens_expected);
     return gw_unary_start(unary, part->node, SERVICE "OpenPart",
                           sequence->remote->config.call_timeout_us, &request.base,
                           &pigpen__v1__open_part_response__descriptor, take_opened, part);

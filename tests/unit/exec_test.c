@@ -235,6 +235,79 @@ static void reserved_memory_is_kept_for_the_part_that_asked(void **state)
     fixture_stop(&fixture);
 }
 
+/* As many tokens as an open asked for come in, beside a part that takes all that is left free; one
+ * token of room fewer and the open is refused, in words. */
+static void an_open_for_tokens_keeps_room_for_their_rows_and_indexes(void **state)
+{
+    (void)state;
+    static const struct pp_estimator estimators[] = {
+        {.kind = PP_EXACT}, {.kind = PP_LSH, .k = 8, .l = 60, .t = 2}, {.kind = PP_SKETCH}};
+    for (uint32_t i = 0; i < 3; i++) {
+        struct shape shape = {3, 4, 2, 64, PP_BF16, estimators[i]};
+        assert_int_equal(pp_estimator_resolve(&shape.estimator), PP_OK);
+        struct fixture fixture = {.now_us = 1};
+        struct an_exec_config config = fixture_config(&fixture);
+        config.memory_limit_bytes = 96ull << 20;
+        fixture_start(&fixture, &config);
+        fixture.job.open = shape_open(&shape, 1);
+        fixture.job.open.reserve_tokens = 5000;
+        assert_int_equal(fixture_run(&fixture, AN_JOB_OPEN), PP_OK);
+        uint64_t kept = fixture.job.open.handle;
+        struct shape other = {3, 4, 2, 64, PP_BF16, {.kind = PP_EXACT}};
+        uint64_t greedy = fixture_open(&fixture, &other, 2), at = 0;
+        while (fixture_append(&fixture, greedy, 1, &other, 0, at, 500, 8, false) == PP_OK) {
+            at += 500;
+        }
+        for (uint64_t held = 0; held < 5000; held += 500) {
+            for (uint32_t layer = 0; layer < 3; layer++) {
+                assert_int_equal(
+                    fixture_append(&fixture, kept, 1, &shape, layer, held, 500, 9, true), PP_OK);
+            }
+        }
+        fixture.job.open = shape_open(&shape, 3);
+        fixture.job.open.reserve_tokens = 5000;
+        assert_int_equal(fixture_run(&fixture, AN_JOB_OPEN), PP_MEMORY);
+        assert_non_null(strstr(fixture.job.detail, " MiB for 5000 tokens, "));
+        assert_non_null(
+            strstr(fixture.job.detail, "MiB free of 96 MiB for parts: raise --memory-limit"));
+        (void)fixture_close(&fixture, greedy);
+        (void)fixture_close(&fixture, kept);
+        fixture_expect_empty(&fixture);
+        fixture_stop(&fixture);
+    }
+}
+
+/* Wherever the memory ends, the one who asked is told what is missing. */
+static void an_open_that_finds_no_memory_says_what_it_lacks(void **state)
+{
+    (void)state;
+    struct shape shape = {2, 4, 2, 64, PP_BF16, {.kind = PP_LSH, .k = 10, .l = 150, .t = 2}};
+    uint32_t refused = 0;
+    for (uint64_t bytes = 32ull << 10; bytes < 64ull << 20; bytes += bytes / 16) {
+        struct fixture fixture = {.now_us = 1};
+        struct an_exec_config config = fixture_config(&fixture);
+        config.memory_limit_bytes = bytes;
+        if (an_exec_new(&config, &fixture.exec) != PP_OK) {
+            continue;
+        }
+        an_exec_destroy(fixture.exec);
+        fixture_start(&fixture, &config);
+        fixture.job.open = shape_open(&shape, 1);
+        fixture.job.open.reserve_tokens = 2000;
+        if (fixture_run(&fixture, AN_JOB_OPEN) == PP_OK) {
+            (void)fixture_close(&fixture, fixture.job.open.handle);
+        } else {
+            assert_int_equal(fixture.job.status, PP_MEMORY);
+            assert_true(strlen(fixture.job.detail) > 0);
+            refused++;
+        }
+        fixture_expect_empty(&fixture);
+        fixture_stop(&fixture);
+    }
+    print_message("%u opens were refused\n", refused);
+    assert_true(refused > 3);
+}
+
 static void a_lease_ends_on_the_clock_and_any_call_renews_it(void **state)
 {
     (void)state;
@@ -409,6 +482,8 @@ int main(void)
         cmocka_unit_test(a_full_node_refuses_keeps_what_it_has_and_admits_again_after_a_close),
         cmocka_unit_test(an_append_that_memory_refuses_in_the_middle_changes_nothing),
         cmocka_unit_test(reserved_memory_is_kept_for_the_part_that_asked),
+        cmocka_unit_test(an_open_for_tokens_keeps_room_for_their_rows_and_indexes),
+        cmocka_unit_test(an_open_that_finds_no_memory_says_what_it_lacks),
         cmocka_unit_test(a_lease_ends_on_the_clock_and_any_call_renews_it),
         cmocka_unit_test(parts_are_listed_in_pages_and_evicted_only_by_force_while_leased),
         cmocka_unit_test(attends_pass_what_waits_but_every_seventeenth_job_is_another),

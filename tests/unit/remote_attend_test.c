@@ -321,19 +321,17 @@ static void a_node_that_is_down_is_named_when_opening_fails(void **state)
     world_free(world);
 }
 
-static void open_reserves_what_the_rows_of_each_part_will_take(void **state)
+static void open_names_the_tokens_that_each_part_will_hold(void **state)
 {
     (void)state;
     struct world *world = world_new(3, GW_SHARD_TOKENS, exact);
     struct gw_remote_sequence_config config = fake_sequence_config(40);
-    uint64_t token_bytes = (uint64_t)config.shape.layers * config.shape.kv_heads *
-                           pp_row_bytes(config.shape.head_dim, config.shape.kv_dtype);
     static const uint64_t tokens[] = {14, 14, 12};
     for (uint32_t i = 0; i < 3; ++i) {
-        assert_int_equal(world->net->nodes[i].parts[0].reserve_bytes, tokens[i] * token_bytes);
+        assert_int_equal(world->net->nodes[i].parts[0].reserve_tokens, tokens[i]);
     }
     struct gw_remote_sequence *third = NULL;
-    world->net->nodes[2].reserve_bytes_max = 12 * token_bytes - 1;
+    world->net->nodes[2].reserve_tokens_max = 11;
     assert_int_equal(gw_remote_sequence_open(world->remote, &config, &third), PP_MEMORY);
     assert_null(third);
     assert_int_equal(world->net->nodes[0].closes + world->net->nodes[1].closes, 2);
@@ -414,7 +412,7 @@ int main(void)
         cmocka_unit_test(late_answers_are_dropped),
         cmocka_unit_test(the_last_probe_before_giving_up_is_as_patient_as_the_first),
         cmocka_unit_test(a_node_that_is_down_is_named_when_opening_fails),
-        cmocka_unit_test(open_reserves_what_the_rows_of_each_part_will_take),
+        cmocka_unit_test(open_names_the_tokens_that_each_part_will_hold),
         cmocka_unit_test(a_wait_for_nodes_tells_which_are_missing_and_can_be_ended),
         cmocka_unit_test(a_restarted_node_ends_old_sequences_and_serves_new_ones),
         cmocka_unit_test(a_remote_with_its_own_thread_answers_the_same),

@@ -61,7 +61,7 @@ struct fake_part {
     uint8_t rows[FAKE_LAYERS][FAKE_LOG]; /* K and V of each message one after the other */
     uint64_t row_bytes[FAKE_LAYERS];
     uint32_t kv_head_begin, kv_head_count;
-    uint64_t reserve_bytes;
+    uint64_t reserve_tokens;
     bool open;
 };
 
@@ -75,7 +75,7 @@ struct fake_node {
     bool hold_acks; /* appends are applied when released */
     bool saw_signatures;
     uint64_t lease_ms;
-    uint64_t reserve_bytes_max; /* 0: no bound */
+    uint64_t reserve_tokens_max; /* 0: no bound */
 };
 
 struct fake_event {
@@ -182,7 +182,8 @@ static inline struct fake_part *fake_find(struct fake_node *node, uint64_t handl
 static inline void fake_open(struct pp_call *call, const Pigpen__V1__OpenPartRequest *request)
 {
     struct fake_node *node = call->channel->node;
-    bool room = node->reserve_bytes_max == 0 || request->reserve_bytes <= node->reserve_bytes_max;
+    bool room =
+        node->reserve_tokens_max == 0 || request->reserve_tokens <= node->reserve_tokens_max;
     if (node->part_count == FAKE_PARTS || !room) {
         fake_end(call, PP_MEMORY, "no room");
         return;
@@ -192,7 +193,7 @@ static inline void fake_open(struct pp_call *call, const Pigpen__V1__OpenPartReq
     part->generation = request->generation;
     part->kv_head_begin = request->kv_head_begin;
     part->kv_head_count = request->kv_head_count;
-    part->reserve_bytes = request->reserve_bytes;
+    part->reserve_tokens = request->reserve_tokens;
     part->open = true;
     Pigpen__V1__OpenPartResponse answer = PIGPEN__V1__OPEN_PART_RESPONSE__INIT;
     answer.handle = part->handle;

@@ -201,6 +201,19 @@ static void open_with_estimator_out_of_range_is_refused(void **state)
     assert_int_equal(PP_INVALID_ARGUMENT, decode_open(&open, &job));
 }
 
+static void open_for_more_tokens_than_a_part_may_hold_is_refused(void **state)
+{
+    (void)state;
+    struct open_message open;
+    struct an_job job;
+    make_open(&open);
+    open.request.reserve_tokens = PP_TOKENS_PER_PART_MAX + 1;
+    assert_int_equal(PP_INVALID_ARGUMENT, decode_open(&open, &job));
+    open.request.reserve_tokens = PP_TOKENS_PER_PART_MAX;
+    assert_int_equal(PP_OK, decode_open(&open, &job));
+    assert_true(job.open.reserve_tokens == PP_TOKENS_PER_PART_MAX);
+}
+
 static void open_with_dense_layer_past_the_end_is_refused(void **state)
 {
     (void)state;
@@ -322,6 +335,7 @@ int main(void)
         cmocka_unit_test(open_without_model_or_fingerprint_is_refused),
         cmocka_unit_test(open_with_estimator_out_of_range_is_refused),
         cmocka_unit_test(open_takes_estimators_of_single_layers_and_refuses_bad_ones),
+        cmocka_unit_test(open_for_more_tokens_than_a_part_may_hold_is_refused),
         cmocka_unit_test(open_with_dense_layer_past_the_end_is_refused),
         cmocka_unit_test(open_for_another_incarnation_is_refused),
         cmocka_unit_test(read_of_an_impossible_range_is_refused),
