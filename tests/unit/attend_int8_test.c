@@ -90,14 +90,13 @@ static void lsh_draws_as_an_f32_part_of_the_same_values(void **state)
                          PP_OK);
     }
     struct an_attend_item item;
-    assert_int_equal(
-        fixture_attend(&fixture, wide, 1, 0, TOKENS, 1, q, 4, 64, PP_ESTIMATOR_NONE, &item), PP_OK);
+    assert_int_equal(fixture_attend(&fixture, wide, 1, 0, TOKENS, 1, q, 4, 64, PP_LSH, &item),
+                     PP_OK);
     memcpy(keys_read, item.keys_read, sizeof(keys_read));
     memcpy(o, item.o, sizeof(o));
     assert_true(keys_read[0] < TOKENS); /* sampled */
-    assert_int_equal(
-        fixture_attend(&fixture, narrow, 1, 0, TOKENS, 1, q, 4, 64, PP_ESTIMATOR_NONE, &item),
-        PP_OK);
+    assert_int_equal(fixture_attend(&fixture, narrow, 1, 0, TOKENS, 1, q, 4, 64, PP_LSH, &item),
+                     PP_OK);
     assert_memory_equal(item.keys_read, keys_read, sizeof(keys_read));
     for (uint32_t i = 0; i < 4 * 64; i++) {
         assert_true(fabsf(item.o[i] - o[i]) < 1e-5f);
