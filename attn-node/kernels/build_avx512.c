@@ -13,6 +13,9 @@ void an_sum_keys_avx512(const struct an_rows *rows, uint32_t begin, uint32_t end
     case PP_F16:
         an_sum_keys_body(rows, PP_F16, begin, end, sums);
         break;
+    case PP_I8:
+        an_sum_keys_body(rows, PP_I8, begin, end, sums);
+        break;
     default:
         an_sum_keys_body(rows, PP_BF16, begin, end, sums);
     }
@@ -27,6 +30,9 @@ void an_square_distances_avx512(const struct an_rows *rows, uint32_t begin, uint
         break;
     case PP_F16:
         an_square_distances_body(rows, PP_F16, begin, end, centre, squares_out);
+        break;
+    case PP_I8:
+        an_square_distances_body(rows, PP_I8, begin, end, centre, squares_out);
         break;
     default:
         an_square_distances_body(rows, PP_BF16, begin, end, centre, squares_out);

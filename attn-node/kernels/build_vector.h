@@ -16,17 +16,30 @@
 
 typedef double an_vd __attribute__((vector_size(128)));
 
+/* What the elements of a vector are multiplied by: int8 has a scale behind them. */
+static inline float an_scale_of(const uint8_t *values, enum pp_dtype dtype, uint32_t dim)
+{
+    float scale = 1.0f;
+    if (dtype == PP_I8) {
+        memcpy(&scale, values + dim, sizeof(scale));
+    }
+    return scale;
+}
+
 /* 16 dimensions from `at` on as f32, zeros past dim. */
 static inline an_vf an_widen_partly(const uint8_t *values, enum pp_dtype dtype, uint32_t at,
-                                    uint32_t dim)
+                                    uint32_t dim, float scale)
 {
-    uint64_t element_bytes = dtype == PP_F32 ? 4 : 2;
+    uint64_t element_bytes = dtype == PP_F32 ? 4 : dtype == PP_I8 ? 1 : 2;
+    an_vf wide;
     if (at + AN_LANES <= dim) {
-        return an_widen(values + at * element_bytes, dtype);
+        wide = an_widen(values + at * element_bytes, dtype);
+    } else {
+        _Alignas(64) uint8_t rest[64] = {0};
+        memcpy(rest, values + at * element_bytes, (dim - at) * element_bytes);
+        wide = an_widen(rest, dtype);
     }
-    _Alignas(64) uint8_t rest[64] = {0};
-    memcpy(rest, values + at * element_bytes, (dim - at) * element_bytes);
-    return an_widen(rest, dtype);
+    return dtype == PP_I8 ? wide * scale : wide;
 }
 
 /* Whole rows, though V is not wanted: every other 256 bytes come at half the pace. */
@@ -44,9 +57,10 @@ static inline void an_sum_keys_body(const struct an_rows *rows, enum pp_dtype dt
     memcpy(wide, sums, rows->dim * sizeof(*sums));
     for (uint32_t row = begin; row < end; ++row) {
         const uint8_t *key = rows->base + row * rows->row_bytes;
+        float scale = an_scale_of(key, dtype, rows->dim);
         an_prefetch_ahead(rows, row, end);
         for (uint32_t i = 0; i < rows->dim; i += AN_LANES) {
-            an_vf values = an_widen_partly(key, dtype, i, rows->dim);
+            an_vf values = an_widen_partly(key, dtype, i, rows->dim, scale);
             wide[i / AN_LANES] += __builtin_convertvector(values, an_vd);
         }
     }
@@ -73,10 +87,11 @@ static inline void an_square_distances_body(const struct an_rows *rows, enum pp_
     memcpy(padded, centre, rows->dim * sizeof(*centre));
     for (uint32_t row = begin; row < end; ++row) {
         const uint8_t *key = rows->base + row * rows->row_bytes;
+        float scale = an_scale_of(key, dtype, rows->dim);
         an_prefetch_ahead(rows, row, end);
         an_vd sums = {0.0};
         for (uint32_t i = 0; i < rows->dim; i += AN_LANES) {
-            an_vf values = an_widen_partly(key, dtype, i, rows->dim);
+            an_vf values = an_widen_partly(key, dtype, i, rows->dim, scale);
             an_vd difference = __builtin_convertvector(values - an_load(padded + i), an_vd);
             sums += difference * difference;
         }

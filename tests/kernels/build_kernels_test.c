@@ -28,7 +28,7 @@ static const uint32_t lengths[] = {0, 1, 23, 24, 25, 100};
 static struct an_rows make_rows(uint32_t dim, enum pp_dtype dtype, uint32_t count, uint64_t seed)
 {
     struct pp_rng rng = {.seed = seed};
-    uint32_t half = dim * pp_dtype_bytes(dtype);
+    uint32_t half = (uint32_t)pp_vector_bytes(dim, dtype);
     uint8_t *memory = malloc(2ull * half * count + (count == 0));
     assert_non_null(memory);
     for (uint32_t i = 0; i < count; ++i) {
@@ -36,7 +36,7 @@ static struct an_rows make_rows(uint32_t dim, enum pp_dtype dtype, uint32_t coun
         for (uint32_t d = 0; d < 2 * dim; ++d) {
             values[d] = (float)(pp_rng_normal(&rng) * exp2(pp_rng_uniform(&rng) * 12.0 - 6.0));
         }
-        pp_dtype_from_f32(dtype, values, 2 * dim, memory + i * 2ull * half);
+        pp_vectors_from_f32(dtype, dim, values, 2, memory + i * 2ull * half);
     }
     return (struct an_rows){
         .base = memory, .row_bytes = 2ull * half, .v_offset = half, .dim = dim, .dtype = dtype};
@@ -73,7 +73,7 @@ static void key_sums_and_distances_have_the_scalar_bits(void **state)
             print_message("%s: not on this machine, not checked\n", variants[v]);
             continue;
         }
-        for (enum pp_dtype dtype = PP_BF16; dtype <= PP_F32; ++dtype) {
+        for (enum pp_dtype dtype = PP_BF16; dtype <= PP_I8; ++dtype) {
             for (uint32_t d = 0; d < sizeof(dims) / sizeof(dims[0]); ++d) {
                 for (uint32_t n = 0; n < sizeof(lengths) / sizeof(lengths[0]); ++n) {
                     struct an_rows rows = make_rows(dims[d], dtype, lengths[n], 100 * d + n);
