@@ -10,6 +10,7 @@
 #include <omp.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -29,6 +30,7 @@ struct job {
 };
 
 static _Thread_local bool master_ready;
+static _Thread_local bool member_ready;
 
 /* The block time is per master thread in libomp. */
 static void prepare_master(void)
@@ -39,8 +41,22 @@ static void prepare_master(void)
     master_ready = true;
 }
 
+/* The threads are the runtime's: they have the signals of whoever was master first. */
+static void prepare_member(void)
+{
+    if (!member_ready) {
+        sigset_t all;
+        sigfillset(&all);
+        (void)pthread_sigmask(SIG_SETMASK, &all, NULL);
+    }
+    member_ready = true;
+}
+
 static void take_part(struct job *job, uint32_t thread)
 {
+    if (thread != 0) {
+        prepare_member();
+    }
     pp_team_edge_acquire(job);
     uint64_t index = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
     while (index < job->count) {

@@ -1,7 +1,8 @@
 /*
  * A team of threads for data-parallel loops, over OpenMP. The one place with `#pragma omp`, so that
  * ThreadSanitizer is told about fork and join here and team size is set in one place. The caller is
- * the master and takes part. Teams of different masters are separate.
+ * the master and takes part; the other threads are deaf to signals, like those of run/thread.
+ * Teams of different masters are separate.
  */
 #ifndef PIGPEN_COMMON_RUN_TEAM_H
 #define PIGPEN_COMMON_RUN_TEAM_H

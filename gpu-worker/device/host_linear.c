@@ -2,11 +2,16 @@
  * Matrix products of the host device. Few rows (decode): dot products on the quantised rows as they
  * lie in memory, bound by reading the weights. Many rows (prefill): a tile of weight rows is made
  * f32 in cache-sized scratch, then oneDNN multiplies; each tile is one thread's, so oneDNN runs
- * single-threaded inside the team. It refuses to know what the matrices mean.
+ * single-threaded inside the team. No signal is handled on a thread while oneDNN multiplies on it:
+ * the f32 kernels of its versions before 3.11.2 point the stack pointer at their workspace on the
+ * heap, and a handler's frame would be written over what lies below (uxlfoundation/oneDNN#4845). It
+ * refuses to know what the matrices mean.
  */
 #include "gpu-worker/device/host.h"
 
 #include <oneapi/dnnl/dnnl.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 
 #include "common/base/assert.h"
@@ -69,9 +74,13 @@ static void linear_tile(void *context, uint64_t index, uint32_t thread)
             matrix->type, (const uint8_t *)matrix->data + (begin + i) * work->row_bytes, columns,
             tile + (uint64_t)i * columns);
     }
+    sigset_t all, before;
+    sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
     dnnl_status_t status =
         dnnl_sgemm('N', 'T', work->rows, count, columns, 1.0f, work->x, columns, tile, columns,
                    work->add ? 1.0f : 0.0f, work->out + begin, matrix->rows);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (status != dnnl_success) {
         atomic_store_explicit(&work->failed, (int)status, memory_order_relaxed);
     }

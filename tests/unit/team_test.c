@@ -1,6 +1,6 @@
 /*
- * Teams: every index once, memory ordered by fork and join, masters side by side, threads asleep
- * soon after.
+ * Teams: every index once, memory ordered by fork and join, masters side by side, threads deaf to
+ * signals and asleep soon after.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,6 +11,8 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
@@ -97,6 +99,35 @@ static void masters_have_teams_of_their_own(void **state)
     assert_int_equal(pthread_join(other, NULL), 0);
 }
 
+struct meeting {
+    _Atomic uint32_t present;
+    sigset_t blocked[2];
+};
+
+/* Each of the two indices waits for the other, so that both threads take part. */
+static void look_at_the_mask(void *context, uint64_t index, uint32_t thread)
+{
+    (void)index;
+    struct meeting *meeting = context;
+    pthread_sigmask(SIG_SETMASK, NULL, &meeting->blocked[thread]);
+    atomic_fetch_add(&meeting->present, 1);
+    while (atomic_load(&meeting->present) < 2) {
+        sched_yield();
+    }
+}
+
+static void all_threads_but_the_master_are_deaf_to_signals(void **state)
+{
+    (void)state;
+    struct meeting meeting = {0};
+    pp_team_for(2, 2, look_at_the_mask, &meeting);
+    const int signals[] = {SIGINT, SIGTERM, SIGUSR1};
+    for (size_t at = 0; at < sizeof(signals) / sizeof(signals[0]); ++at) {
+        assert_int_equal(sigismember(&meeting.blocked[0], signals[at]), 0);
+        assert_int_equal(sigismember(&meeting.blocked[1], signals[at]), 1);
+    }
+}
+
 static double process_cpu_ms(void)
 {
     struct timespec used;
@@ -154,6 +185,7 @@ int main(void)
         cmocka_unit_test(one_thread_runs_inline),
         cmocka_unit_test(writes_are_seen_across_fork_and_join),
         cmocka_unit_test(masters_have_teams_of_their_own),
+        cmocka_unit_test(all_threads_but_the_master_are_deaf_to_signals),
         cmocka_unit_test(idle_threads_do_not_spin_long),
         cmocka_unit_test(one_openmp_runtime_serves_all),
         cmocka_unit_test(default_team_has_a_thread),
