@@ -83,6 +83,7 @@ struct an_append_args {
     uint64_t segment_begin, segment_count;
     struct pp_span signatures; /* [token][kv head][l] u16 */
     struct pp_span centre;     /* [kv head][dim] f32 */
+    struct pp_span balance;    /* sketch: [kv head][dim] f32 of the layer */
     /* out; held_tokens also when the status is PP_APPEND_GAP (expected_start) */
     uint64_t held_tokens;
     bool duplicate;

@@ -155,6 +155,7 @@ static struct an_append append_of(const struct an_append_args *args)
         .segment_count = args->segment_count,
         .signatures = args->signatures,
         .centre = args->centre,
+        .balance = args->balance,
     };
 }
 

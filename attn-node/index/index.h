@@ -22,7 +22,8 @@ struct an_index_params {
     const struct pp_hash *hash;               /* lsh */
     const struct pp_log_u_table *log_u_table; /* lsh */
     const struct an_sketch_signs *signs;      /* sketch */
-    const float *balance; /* sketch: [dim] of this layer and kv head, > 0; NULL: ones */
+    const float *balance; /* sketch, of a build: [dim] of this layer and kv head, > 0; NULL: ones.
+                             The index keeps its own. */
 };
 
 struct an_index; /* of one segment and kv head */

@@ -85,7 +85,7 @@ static struct an_sketch_query *prepare_queries(const struct draw *draw)
     for (uint32_t h = 0; h < draw->query->heads; ++h) {
         const float *q = draw->query->q_scaled + (uint64_t)h * shape->dim;
         for (uint32_t d = 0; d < shape->dim; ++d) {
-            float balance = draw->params->balance != NULL ? draw->params->balance[d] : 1.0f;
+            float balance = sketch->balance != NULL ? sketch->balance[d] : 1.0f;
             lanes[d * 16 + h] = q[d] * balance;
         }
     }

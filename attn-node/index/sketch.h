@@ -1,7 +1,7 @@
 /*
- * The memory of a `sketch` index, private to this folder: one block: header, centre [dim] f32, then
- * the stream of codes and factors (attn-node/kernels/sketch.h), one linear run: P b / 8 + 2 bytes a
- * token, 34 at d=128 and 2 bits.
+ * The memory of a `sketch` index, private to this folder: one block: header, centre [dim] f32,
+ * balance [dim] f32, then the stream of codes and factors (attn-node/kernels/sketch.h), one linear
+ * run: P b / 8 + 2 bytes a token, 34 at d=128 and 2 bits.
  */
 #ifndef PIGPEN_ATTN_NODE_INDEX_SKETCH_H
 #define PIGPEN_ATTN_NODE_INDEX_SKETCH_H
@@ -23,6 +23,7 @@ struct an_sketch {
     uint16_t certain[AN_SKETCH_CERTAIN_MAX]; /* ascending */
     float factor_max;                        /* what 2^15 of a stored factor stands for */
     const float *centre;
+    const float *balance; /* NULL: ones */
     const uint8_t *stream;
 };
 

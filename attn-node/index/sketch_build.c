@@ -26,7 +26,7 @@ static uint64_t blocks_of(uint32_t tokens)
 uint64_t an_sketch_bytes(const struct an_index_params *params, uint32_t dim, uint32_t tokens)
 {
     struct an_sketch_shape shape = an_sketch_shape_of(dim, params->estimator.bits);
-    return pad64(sizeof(struct an_sketch)) + pad64(dim * sizeof(float)) +
+    return pad64(sizeof(struct an_sketch)) + 2 * pad64(dim * sizeof(float)) +
            blocks_of(tokens) * shape.block_bytes;
 }
 
@@ -107,7 +107,8 @@ void an_sketch_build(const struct an_index_params *params, const struct an_rows 
     PP_ASSERT(tokens <= PP_SEGMENT_TOKENS_MAX && rows->dim <= PP_HEAD_DIM_MAX);
     struct an_sketch *sketch = memory;
     float *own_centre = (float *)(void *)((uint8_t *)memory + pad64(sizeof(*sketch)));
-    uint8_t *stream = (uint8_t *)own_centre + pad64(rows->dim * sizeof(float));
+    float *own_balance = own_centre + pad64(rows->dim * sizeof(float)) / sizeof(float);
+    uint8_t *stream = (uint8_t *)own_balance + pad64(rows->dim * sizeof(float));
     float balance_inverse[PP_HEAD_DIM_MAX];
     float *factors = scratch;
     memset(sketch, 0, sizeof(*sketch));
@@ -115,15 +116,17 @@ void an_sketch_build(const struct an_index_params *params, const struct an_rows 
     sketch->tokens = tokens;
     sketch->shape = an_sketch_shape_of(rows->dim, params->estimator.bits);
     sketch->centre = own_centre;
+    sketch->balance = params->balance != NULL ? own_balance : NULL;
     sketch->stream = stream;
     for (uint32_t d = 0; d < rows->dim && params->balance != NULL; ++d) {
+        own_balance[d] = params->balance[d];
         balance_inverse[d] = 1.0f / params->balance[d];
     }
     struct an_sketch_encoder encoder = {
         .shape = sketch->shape,
         .signs = params->signs,
         .centre = own_centre,
-        .balance_inverse = params->balance != NULL ? balance_inverse : NULL,
+        .balance_inverse = sketch->balance != NULL ? balance_inverse : NULL,
     };
     struct build build = {
         .encoder = &encoder, .rows = rows, .tokens = tokens, .stream = stream, .factors = factors};

@@ -257,17 +257,36 @@ static enum pp_status append_rows(struct an_layer *layer, const struct an_append
     return PP_OK;
 }
 
+/* Remembers the layer's balance before a segment is made of these rows. */
+static enum pp_status follow_balance(struct an_layer *layer, const struct an_append *append)
+{
+    struct pp_span sent = append->balance;
+    if (sent.data == NULL) {
+        return PP_OK;
+    }
+    if (layer->balance == NULL) {
+        return an_balance_new(layer->params, sent, &layer->balance);
+    }
+    bool same = pp_span_equals(&sent, layer->balance->values, sent.bytes);
+    return same ? PP_OK : PP_APPEND_CONFLICT;
+}
+
 /* What an append can change, to put it back. */
 struct mark {
     uint32_t view_count;
     struct an_extent *extent; /* with a reference, so that it outlives a move to the next */
     uint32_t filled, tail_begin, tail_count;
     bool tail_bulk;
+    bool balanced;
 };
 
 static void roll_back(struct an_layer *layer, const struct mark *mark)
 {
     an_layer_staging_drop(layer);
+    if (!mark->balanced) {
+        an_balance_release(layer->balance);
+        layer->balance = NULL;
+    }
     layer->tail_count = 0;
     if (layer->view_count > mark->view_count && mark->tail_count > 0) {
         /* The first new segment took the old tail's reservation with it: take it back. */
@@ -322,11 +341,15 @@ enum pp_status an_append_apply(struct an_layer *layer, const struct an_append *a
         .tail_begin = layer->tail_begin,
         .tail_count = layer->tail_count,
         .tail_bulk = layer->tail_bulk,
+        .balanced = layer->balance != NULL,
     };
     if (mark.extent != NULL) {
         an_extent_acquire(mark.extent);
     }
-    enum pp_status status = follow_segment(layer, append);
+    enum pp_status status = follow_balance(layer, append);
+    if (status == PP_OK) {
+        status = follow_segment(layer, append);
+    }
     if (status == PP_OK) {
         status = append_rows(layer, append, overlap);
     }

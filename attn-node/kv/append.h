@@ -7,6 +7,7 @@
  * A tail closes at the store's seal_tokens, so that the layout follows from the held length alone,
  * however the rows were cut into messages; a tail with bulk rows closes at the end of its extent or
  * on request; a tail under a segment that the worker declared closes at its border.
+ * A balance that is another than the one that the layer has is a PP_APPEND_CONFLICT too.
  * Threads: the exec thread; checks of the values may be spread by the caller.
  */
 #ifndef PIGPEN_ATTN_NODE_KV_APPEND_H
@@ -32,6 +33,7 @@ struct an_append {
     uint64_t segment_begin, segment_count;
     struct pp_span signatures; /* [token][kv head][l] u16 */
     struct pp_span centre;     /* [kv head][dim] f32 */
+    struct pp_span balance;    /* [kv head][dim] f32 of the layer: the first that comes stays */
 };
 
 /* Everything that can be refused without looking at what is held: sizes, dtype, checksum, values,

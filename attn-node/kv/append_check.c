@@ -4,6 +4,7 @@
  */
 #include "attn-node/kv/append.h"
 
+#include "attn-node/kv/balance.h"
 #include "common/base/crc32c.h"
 
 static enum pp_status refuse(enum pp_status status, const char *detail, const char **detail_out)
@@ -153,12 +154,29 @@ static enum pp_status check_segment(const struct an_params *params, const struct
     return check_codes(params, append, detail_out);
 }
 
+static enum pp_status check_balance(const struct an_params *params, const struct an_append *append,
+                                    const char **detail_out)
+{
+    if (append->balance.data == NULL) {
+        return PP_OK;
+    }
+    if (params->index.estimator.kind != PP_SKETCH) {
+        return refuse(PP_INVALID_ARGUMENT, "a balance is for sketch", detail_out);
+    }
+    if (!an_balance_valid(params, append->balance)) {
+        return refuse(PP_INVALID_ARGUMENT, "a balance has kv heads x dim f32 within [2^-16, 2^16]",
+                      detail_out);
+    }
+    return PP_OK;
+}
+
 enum pp_status an_append_check(const struct an_params *params, const struct an_append *append,
                                const char **detail_out)
 {
     PP_TRY(check_range(append, detail_out));
     PP_TRY(check_sizes(params, append, detail_out));
     PP_TRY(check_segment(params, append, detail_out));
+    PP_TRY(check_balance(params, append, detail_out));
     if (append->checksum_given && checksum(append->payload) != append->crc32c) {
         return refuse(PP_CHECKSUM, "the payload's CRC-32C differs", detail_out);
     }

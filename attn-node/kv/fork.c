@@ -27,6 +27,7 @@ static enum pp_status copy_tail(const struct an_layer *from, uint32_t count, str
 enum pp_status an_fork_layer(const struct an_layer *from, uint64_t held_tokens, struct an_layer *to)
 {
     PP_ASSERT(held_tokens <= an_layer_held(from) && an_layer_held(to) == 0);
+    to->balance = an_balance_acquire(from->balance);
     uint32_t stretches = an_layer_stretch_count(from);
     for (uint32_t i = 0; i < stretches; i++) {
         struct an_stretch stretch = an_layer_stretch(from, i, held_tokens);

@@ -41,6 +41,7 @@ void an_layer_deinit(struct an_layer *layer)
     pp_limit_release(layer->params->store->limit, PP_MEMORY_KV,
                      layer->view_capacity * sizeof(struct an_view));
     free(layer->views);
+    an_balance_release(layer->balance);
     an_params_release(layer->params);
     memset(layer, 0, sizeof(*layer));
 }
@@ -160,8 +161,8 @@ enum pp_status an_layer_seal(struct an_layer *layer)
         return PP_OK;
     }
     struct an_segment *segment;
-    PP_TRY(an_segment_new(layer->params, layer->extent, layer->tail_begin, layer->tail_count,
-                          &segment));
+    PP_TRY(an_segment_new(layer->params, layer->extent, layer->balance, layer->tail_begin,
+                          layer->tail_count, &segment));
     struct an_view view = an_view_of(segment, layer->sealed_tokens);
     enum pp_status status = an_layer_add_view(layer, &view);
     if (status != PP_OK) {

@@ -27,8 +27,9 @@ struct an_staging {
 };
 
 struct an_layer {
-    struct an_params *params; /* a reference */
-    bool dense;               /* never indexed */
+    struct an_params *params;   /* a reference */
+    struct an_balance *balance; /* of the indexes to come; NULL: none yet */
+    bool dense;                 /* never indexed */
     struct an_view *views;
     uint32_t view_count, view_capacity;
     uint64_t sealed_tokens;          /* sum over views */

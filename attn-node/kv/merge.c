@@ -124,8 +124,8 @@ static enum pp_status start(struct an_layer *layer, const struct run *run)
     struct an_segment *first = layer->views[run->first].segment;
     struct an_segment *segment;
     struct an_merge *merge = calloc(1, merge_bytes(run->count));
-    if (merge == NULL ||
-        an_segment_new(layer->params, first->extent, first->begin, run->rows, &segment) != PP_OK) {
+    if (merge == NULL || an_segment_new(layer->params, first->extent, layer->balance, first->begin,
+                                        run->rows, &segment) != PP_OK) {
         free(merge);
         pp_limit_release(store->limit, PP_MEMORY_INDEX, index_bytes + merge_bytes(run->count));
         return PP_MEMORY;

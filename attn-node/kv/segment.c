@@ -17,8 +17,9 @@ uint64_t an_segment_own_bytes(const struct an_params *params)
     return sizeof(struct an_segment) + pointers_bytes + centre_bytes;
 }
 
-enum pp_status an_segment_new(struct an_params *params, struct an_extent *extent, uint32_t begin,
-                              uint32_t count, struct an_segment **segment_out)
+enum pp_status an_segment_new(struct an_params *params, struct an_extent *extent,
+                              struct an_balance *balance, uint32_t begin, uint32_t count,
+                              struct an_segment **segment_out)
 {
     PP_ASSERT(count > 0 && begin + count <= AN_EXTENT_ROWS);
     uint64_t bytes = an_segment_own_bytes(params);
@@ -34,6 +35,7 @@ enum pp_status an_segment_new(struct an_params *params, struct an_extent *extent
     segment->centre = (float *)(segment->build.made + params->kv_heads);
     segment->params = params;
     segment->extent = extent;
+    segment->balance = an_balance_acquire(balance);
     segment->begin = begin;
     segment->count = count;
     segment->references = 1;
@@ -95,6 +97,7 @@ void an_segment_release(struct an_segment *segment)
     if (segment->owns_rows && extent->filled == segment->begin + segment->count) {
         extent->filled = segment->begin;
     }
+    an_balance_release(segment->balance);
     struct an_params *params = segment->params;
     pp_limit_release(params->store->limit, PP_MEMORY_INDEX,
                      segment->index_charge + segment->own_charge);
@@ -145,9 +148,13 @@ static enum pp_status segment_build_head(struct an_segment *segment, uint32_t he
         codes = build->codes + head * (uint64_t)params->index.estimator.l * build->stride;
     }
     struct an_index *index = NULL;
-    enum pp_status status = an_index_build(&params->index, &rows, segment->count,
-                                           segment->centre + (uint64_t)head * params->dim, codes,
-                                           build->stride, 1, memory, scratch, &index);
+    struct an_index_params own = params->index;
+    if (segment->balance != NULL) {
+        own.balance = segment->balance->values + (uint64_t)head * params->dim;
+    }
+    enum pp_status status =
+        an_index_build(&own, &rows, segment->count, segment->centre + (uint64_t)head * params->dim,
+                       codes, build->stride, 1, memory, scratch, &index);
     if (status != PP_OK) {
         pp_arena_give(params->store->arena, memory, bytes);
         return status;

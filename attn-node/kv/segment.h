@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "attn-node/index/index.h"
+#include "attn-node/kv/balance.h"
 #include "attn-node/kv/extent.h"
 #include "attn-node/kv/params.h"
 
@@ -31,7 +32,8 @@ struct an_segment_build {
 struct an_segment {
     struct an_params *params;
     struct an_extent *extent;
-    uint32_t begin; /* first row in the extent */
+    struct an_balance *balance; /* of its index; NULL: none */
+    uint32_t begin;             /* first row in the extent */
     uint32_t count;
     uint32_t references;
     bool indexed;   /* index[] may be used */
@@ -50,10 +52,11 @@ struct an_segment {
 /* What a segment takes from the limit besides rows and indexes. */
 uint64_t an_segment_own_bytes(const struct an_params *params);
 
-/* Takes references to params and extent. Starts with one reference and no index. PP_MEMORY. */
+/* Takes references to params, extent and balance (NULL: none). Starts with one reference and no
+ * index. PP_MEMORY. */
 PP_MUST_USE enum pp_status an_segment_new(struct an_params *params, struct an_extent *extent,
-                                          uint32_t begin, uint32_t count,
-                                          struct an_segment **segment_out);
+                                          struct an_balance *balance, uint32_t begin,
+                                          uint32_t count, struct an_segment **segment_out);
 void an_segment_acquire(struct an_segment *segment);
 /* The last one frees the index, and the rows when nothing else needs the extent; rows at the end of
  * an extent's filled part become free for its writer. */

@@ -18,6 +18,8 @@ static struct pp_span *append_target(struct an_append_args *args, int kind)
         return &args->signatures;
     case PIGPEN__V1__SECTION_KIND__SECTION_KIND_CENTRE:
         return &args->centre;
+    case PIGPEN__V1__SECTION_KIND__SECTION_KIND_BALANCE:
+        return &args->balance;
     default:
         return NULL;
     }

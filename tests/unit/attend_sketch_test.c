@@ -3,6 +3,8 @@
  * the exact one as it says, the same bits come at 1, 2 and 5 threads, layers keep to bits and
  * budgets of their own, and nothing stays charged.
  */
+#include <stdio.h>
+
 #include "tests/unit/exec_fixture.h"
 
 #define TOKENS 6000u
@@ -127,9 +129,135 @@ static void layers_keep_to_bits_and_budgets_of_their_own(void **state)
     fixture_stop(&fixture);
 }
 
+/* Rows whose every 16th dimension of K is 30 times as large as the others. */
+static void scaled_rows(uint64_t begin, uint32_t count, uint8_t *k, uint8_t *v)
+{
+    static float rows[512 * 160];
+    assert_true(count <= 512);
+    make_rows(&sketch_shape, 3, begin, count, rows);
+    for (uint32_t i = 0; i < count * 160; i += 16) {
+        rows[i] *= 30.0f;
+    }
+    pp_vectors_from_f32(PP_BF16, 80, rows, count * 2ull, k);
+    make_vectors(&sketch_shape, 4, begin, count, v);
+}
+
+static enum pp_status append_scaled(struct fixture *fixture, uint64_t handle, uint64_t begin,
+                                    const float *balance, uint64_t balance_bytes)
+{
+    static uint8_t k[512 * 320];
+    static uint8_t v[512 * 320];
+    scaled_rows(begin, 512, k, v);
+    fixture->job.append = append_args(handle, 1, &sketch_shape, begin, 512, k, v);
+    if (balance != NULL) {
+        fixture->job.append.balance = pp_span_of(balance, balance_bytes);
+    }
+    return fixture_run(fixture, AN_JOB_APPEND);
+}
+
+/* Mean published variance over the heads of what the part answers. */
+static double variance_of(struct fixture *fixture, uint64_t handle, uint64_t held)
+{
+    float q[6 * 80];
+    double sum = 0.0;
+    struct pp_rng rng = {.seed = 12};
+    for (uint32_t i = 0; i < 6 * 80; i++) {
+        q[i] = (float)pp_rng_normal(&rng) * (i % 16 == 0 ? 0.1f : 3.0f);
+    }
+    struct an_attend_item item;
+    assert_int_equal(fixture_attend(fixture, handle, 1, 0, held, 1, q, 6, 80, PP_SKETCH, &item),
+                     PP_OK);
+    assert_int_equal(item.used, PP_SKETCH);
+    for (uint32_t h = 0; h < 6; h++) {
+        sum += (double)item.var[h] / 6.0;
+    }
+    return sum;
+}
+
+static void a_balance_serves_a_layer_its_merges_and_forks_and_never_changes(void **state)
+{
+    (void)state;
+    enum { HELD = 8192, BALANCE_BYTES = 160 * sizeof(float) };
+    float balance[160];
+    double variances[2];
+    double of_fork = 0.0;
+    for (uint32_t i = 0; i < 160; i++) {
+        balance[i] = i % 16 == 0 ? 30.0f : 1.0f;
+    }
+    for (uint32_t with = 0; with < 2; with++) {
+        struct fixture fixture = {.now_us = 1};
+        struct an_exec_config config = fixture_config(&fixture);
+        fixture_start(&fixture, &config);
+        uint64_t handle = fixture_open(&fixture, &sketch_shape, 1);
+        for (uint32_t at = 0; at < HELD; at += 512) {
+            bool first = with == 1 && at == 0;
+            assert_int_equal(
+                append_scaled(&fixture, handle, at, first ? balance : NULL, BALANCE_BYTES), PP_OK);
+        }
+        variances[with] = variance_of(&fixture, handle, HELD);
+        if (with == 1) {
+            float other[160];
+            memcpy(other, balance, sizeof(other));
+            assert_int_equal(append_scaled(&fixture, handle, HELD, other, BALANCE_BYTES), PP_OK);
+            other[159] = 2.0f;
+            assert_int_equal(append_scaled(&fixture, handle, HELD + 512, other, BALANCE_BYTES),
+                             PP_APPEND_CONFLICT);
+            assert_int_equal(append_scaled(&fixture, handle, HELD + 512, NULL, 0), PP_OK);
+            fixture.job.fork = (struct an_fork_args){
+                .part = {handle, 1}, .held_tokens = 5000, .generation = 1, .part_id = {9}};
+            assert_int_equal(fixture_run(&fixture, AN_JOB_FORK), PP_OK);
+            uint64_t fork = fixture.job.fork.handle;
+            (void)fixture_close(&fixture, handle);
+            of_fork = variance_of(&fixture, fork, 4096);
+            handle = fork;
+        }
+        (void)fixture_close(&fixture, handle);
+        fixture_expect_empty(&fixture);
+        fixture_stop(&fixture);
+    }
+    printf("variance %.3g without, %.3g with balance, %.3g of a fork's 4,096 rows\n", variances[0],
+           variances[1], of_fork);
+    assert_true(variances[1] < 0.5 * variances[0]);
+    assert_true(of_fork < variances[0]);
+}
+
+static void a_balance_that_is_none_is_refused(void **state)
+{
+    (void)state;
+    static const float bad[] = {0.0f, -1.0f, NAN, INFINITY, 0x1p17f, 0x1p-17f};
+    struct fixture fixture = {.now_us = 1};
+    struct an_exec_config config = fixture_config(&fixture);
+    float balance[160];
+    fixture_start(&fixture, &config);
+    uint64_t handle = fixture_open(&fixture, &sketch_shape, 1);
+    for (uint32_t i = 0; i < 160; i++) {
+        balance[i] = 1.0f;
+    }
+    for (uint32_t i = 0; i < 6; i++) {
+        balance[77] = bad[i];
+        assert_int_equal(append_scaled(&fixture, handle, 0, balance, sizeof(balance)),
+                         PP_INVALID_ARGUMENT);
+    }
+    balance[77] = 1.0f;
+    assert_int_equal(append_scaled(&fixture, handle, 0, balance, sizeof(balance) - 4),
+                     PP_INVALID_ARGUMENT);
+    struct shape exact = sketch_shape;
+    exact.estimator = (struct pp_estimator){.kind = PP_EXACT};
+    uint64_t other = fixture_open(&fixture, &exact, 2);
+    assert_int_equal(append_scaled(&fixture, other, 0, balance, sizeof(balance)),
+                     PP_INVALID_ARGUMENT);
+    assert_int_equal(append_scaled(&fixture, handle, 0, balance, sizeof(balance)), PP_OK);
+    (void)fixture_close(&fixture, handle);
+    (void)fixture_close(&fixture, other);
+    fixture_expect_empty(&fixture);
+    fixture_stop(&fixture);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_balance_serves_a_layer_its_merges_and_forks_and_never_changes),
+        cmocka_unit_test(a_balance_that_is_none_is_refused),
         cmocka_unit_test(layers_keep_to_bits_and_budgets_of_their_own),
         cmocka_unit_test(a_sketch_part_answers_alike_at_any_number_of_threads),
     };

@@ -195,6 +195,22 @@ static void append_with_a_bad_segment_is_refused(void **state)
     assert_int_equal(PP_INVALID_ARGUMENT, decode_append(&append, sizeof(append.payload), &job));
 }
 
+static void a_balance_comes_with_rows_of_any_segment_and_none(void **state)
+{
+    (void)state;
+    struct append_message append;
+    struct an_job job;
+    make_append(&append);
+    append.sections[2].kind = PIGPEN__V1__SECTION_KIND__SECTION_KIND_BALANCE;
+    append.sections[2].bytes = 8;
+    append.request.n_sections = 3;
+    assert_int_equal(PP_OK, decode_append(&append, sizeof(append.payload), &job));
+    assert_int_equal(8, job.append.balance.bytes);
+    assert_ptr_equal(NULL, job.append.centre.data);
+    append.sections[2].offset = sizeof(append.payload) - 4;
+    assert_int_equal(PP_BAD_SHAPE, decode_append(&append, sizeof(append.payload), &job));
+}
+
 static void a_request_for_another_incarnation_says_so_before_all_else(void **state)
 {
     (void)state;
@@ -391,6 +407,7 @@ int main(void)
         cmocka_unit_test(append_with_a_section_twice_or_unknown_is_refused),
         cmocka_unit_test(append_to_a_layer_past_every_model_is_bad_shape),
         cmocka_unit_test(append_with_a_bad_segment_is_refused),
+        cmocka_unit_test(a_balance_comes_with_rows_of_any_segment_and_none),
         cmocka_unit_test(a_request_for_another_incarnation_says_so_before_all_else),
         cmocka_unit_test(one_bad_item_does_not_spoil_the_others),
         cmocka_unit_test(attend_refuses_items_that_are_wrong_each_in_its_way),
