@@ -110,7 +110,7 @@ static enum pp_status run_bench(struct bench_nodes *nodes)
     const struct decode_side *side = settings.model[0] != '\0' ? &decode_model : &decode_remote;
     uint64_t count = 0;
     if (pp_estimator_parse(settings.estimator_text, &settings.estimator) != PP_OK) {
-        fprintf(stderr, "decode_bench: --estimator: '%s' is none of exact, lsh, lsh:k=K,l=L,t=T\n",
+        fprintf(stderr, "decode_bench: --estimator: '%s' is none of " PP_ESTIMATOR_SYNTAX "\n",
                 settings.estimator_text);
         return PP_INVALID_ARGUMENT;
     }

@@ -80,6 +80,11 @@ PP_MUST_USE enum pp_status pp_shape_check(const struct pp_shape *shape);
  * both. PP_INVALID_ARGUMENT. */
 PP_MUST_USE enum pp_status pp_estimator_resolve(struct pp_estimator *estimator);
 
+/* What an estimator may be, for messages. */
+#define PP_ESTIMATOR_SYNTAX                                                                        \
+    "exact, lsh:k=K,l=L,t=T (K 1 to 16, L 1 to 512, T 1 to L), sketch:bits=B,share=X (B 1, 2 or "  \
+    "4, X above 0 to 1) or sketch:rows=N"
+
 /* Parses "exact", "lsh:k=10,l=150,t=2", "sketch:bits=2,share=0.04" or "sketch:rows=2048".
  * PP_INVALID_ARGUMENT. The result is resolved. */
 PP_MUST_USE enum pp_status pp_estimator_parse(const char *text, struct pp_estimator *estimator_out);

@@ -123,7 +123,8 @@ enum pp_status gw_eval_estimators_parse(const char *text, struct gw_eval_estimat
                                         uint32_t *count_out)
 {
     uint32_t count = 0;
-    while (*text != '\0') {
+    bool more = true;
+    while (more) {
         size_t bytes = eval_estimator_bytes(text);
         if (count == GW_EVAL_ESTIMATORS_MAX || bytes >= sizeof(estimators_out[count].text)) {
             return PP_INVALID_ARGUMENT;
@@ -133,11 +134,11 @@ enum pp_status gw_eval_estimators_parse(const char *text, struct gw_eval_estimat
         to->text[bytes] = '\0';
         PP_TRY(pp_estimator_parse(to->text, &to->estimator));
         count++;
-        text += bytes;
-        text += *text == ',' ? 1 : 0;
+        more = text[bytes] == ',';
+        text += bytes + (more ? 1 : 0);
     }
     *count_out = count;
-    return count == 0 ? PP_INVALID_ARGUMENT : PP_OK;
+    return PP_OK;
 }
 
 static enum pp_status eval_check(void *context)
@@ -145,9 +146,8 @@ static enum pp_status eval_check(void *context)
     struct eval *eval = context;
     if (gw_eval_estimators_parse(eval->estimators_text, eval->estimators, &eval->estimator_count) !=
         PP_OK) {
-        fprintf(stderr,
-                "--estimators: '%s' is no list of exact, lsh:k=K,l=L,t=T, sketch:bits=B,share=X\n",
-                eval->estimators_text);
+        fprintf(stderr, "--estimators: '%s' is no list of at most %u of " PP_ESTIMATOR_SYNTAX "\n",
+                eval->estimators_text, GW_EVAL_ESTIMATORS_MAX);
         return PP_INVALID_ARGUMENT;
     }
     for (uint32_t i = 0; i < eval->estimator_count; i++) {

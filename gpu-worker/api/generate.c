@@ -196,9 +196,8 @@ static enum pp_status generate_check(void *context)
     struct generate *generate = context;
     enum pp_status status = pp_estimator_parse(generate->estimator_text, &generate->estimator);
     if (status != PP_OK) {
-        fprintf(stderr,
-                "--estimator: '%s' is none of exact, lsh:k=K,l=L,t=T, sketch:bits=B,share=X (%s)\n",
-                generate->estimator_text, pp_status_name(status));
+        fprintf(stderr, "--estimator: '%s' is none of " PP_ESTIMATOR_SYNTAX "\n",
+                generate->estimator_text);
         return status;
     }
     if (generate->prompt.prompt[0] == '\0' && generate->prompt.file[0] == '\0') {

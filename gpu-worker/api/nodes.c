@@ -3,7 +3,9 @@
  */
 #include "gpu-worker/api/nodes.h"
 
+#include <stdbool.h>
 #include <string.h>
+#include <strings.h>
 
 #include "gpu-worker/api/interrupt.h"
 
@@ -14,6 +16,9 @@
 /* What is wrong with "host:port", or NULL. */
 static const char *nodes_address_fault(const char *address)
 {
+    if (strncmp(address, "unix:", 5) == 0 || strstr(address, "://") != NULL) {
+        return "nodes are reached by TCP, without a scheme: HOST:PORT";
+    }
     const char *colon = strrchr(address, ':');
     if (colon == NULL || colon[1] == '\0') {
         return "the port is missing: HOST:PORT";
@@ -56,11 +61,52 @@ static const char *nodes_one(const char *text, size_t bytes, struct gw_node_addr
     return nodes_address_fault(node_out->address);
 }
 
+/* The host of an address that has passed; what every machine calls itself is one host. */
+static const char *nodes_host(const char *address, size_t *bytes_out)
+{
+    *bytes_out = (size_t)(strrchr(address, ':') - address);
+    if (*bytes_out == 9 && strncasecmp(address, "localhost", 9) == 0) {
+        return "127.0.0.1"; /* as long */
+    }
+    return address;
+}
+
+/* Whether two addresses are one for certain; that names lead to one node is seen when it answers.
+ */
+static bool nodes_same_address(const char *a, const char *b)
+{
+    size_t a_bytes, b_bytes;
+    const char *a_host = nodes_host(a, &a_bytes), *b_host = nodes_host(b, &b_bytes);
+    const char *a_port = a + a_bytes + 1, *b_port = b + b_bytes + 1;
+    return a_bytes == b_bytes && strncasecmp(a_host, b_host, a_bytes) == 0 &&
+           strcmp(a_port + strspn(a_port, "0"), b_port + strspn(b_port, "0")) == 0;
+}
+
+/* Whether the last of `count` nodes is another than those before; else a line says what is wrong.
+ */
+static bool nodes_last_is_new(const struct gw_node_address *nodes, uint32_t count, FILE *errors)
+{
+    const struct gw_node_address *last = &nodes[count - 1];
+    for (uint32_t i = 0; i + 1 < count; i++) {
+        if (strcmp(nodes[i].name, last->name) == 0) {
+            fprintf(errors, "--nodes: two nodes are named '%s'\n", last->name);
+            return false;
+        }
+        if (nodes_same_address(nodes[i].address, last->address)) {
+            fprintf(errors, "--nodes: '%s' and '%s' have one address, %s: a node is named once\n",
+                    nodes[i].name, last->name, last->address);
+            return false;
+        }
+    }
+    return true;
+}
+
 enum pp_status gw_nodes_parse(const char *text, FILE *errors, struct gw_node_address *nodes_out,
                               uint32_t *count_out)
 {
     uint32_t count = 0;
-    while (*text != '\0') {
+    bool more = *text != '\0';
+    while (more) {
         size_t bytes = strcspn(text, ",");
         if (count == GW_NODES_MAX) {
             fprintf(errors, "--nodes: more than %u nodes\n", GW_NODES_MAX);
@@ -71,15 +117,12 @@ enum pp_status gw_nodes_parse(const char *text, FILE *errors, struct gw_node_add
             fprintf(errors, "--nodes: '%.*s': %s\n", (int)bytes, text, fault);
             return PP_INVALID_ARGUMENT;
         }
-        for (uint32_t i = 0; i < count; i++) {
-            if (strcmp(nodes_out[i].name, nodes_out[count].name) == 0) {
-                fprintf(errors, "--nodes: two nodes are named '%s'\n", nodes_out[i].name);
-                return PP_INVALID_ARGUMENT;
-            }
-        }
         count++;
-        text += bytes;
-        text += *text == ',' ? 1 : 0;
+        if (!nodes_last_is_new(nodes_out, count, errors)) {
+            return PP_INVALID_ARGUMENT;
+        }
+        more = text[bytes] == ',';
+        text += bytes + (more ? 1 : 0);
     }
     *count_out = count;
     return PP_OK;

@@ -12,8 +12,8 @@
 #include "gpu-worker/remote/remote.h"
 
 /* "name=host:port,..." or "host:port,..." to addresses; host is a name, an IPv4 address or an IPv6
- * one in brackets, port 1 to 65535. PP_INVALID_ARGUMENT with a line on errors that says what is
- * wrong. */
+ * one in brackets, port 1 to 65535; no name and no address comes twice. PP_INVALID_ARGUMENT with a
+ * line on errors that says what is wrong. */
 PP_MUST_USE enum pp_status gw_nodes_parse(const char *text, FILE *errors,
                                           struct gw_node_address *nodes_out, uint32_t *count_out);
 

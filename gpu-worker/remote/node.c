@@ -293,6 +293,26 @@ static void say_missing(struct gw_node *node, const struct probe *probe)
     }
 }
 
+/* One node under two names would hold two spans of a sequence, and take memory and time for both.
+ */
+static enum pp_status refuse_twins(struct gw_remote *remote)
+{
+    struct gw_node *nodes = remote->nodes;
+    enum pp_status status = PP_OK;
+    for (uint32_t i = 1; i < remote->config.node_count; ++i) {
+        for (uint32_t j = 0; j < i && nodes[i].serving; ++j) {
+            if (nodes[j].serving && nodes[j].incarnation == nodes[i].incarnation) {
+                snprintf(nodes[i].missing, sizeof(nodes[i].missing),
+                         "it is the same node as %.60s (%.80s)", nodes[j].address.name,
+                         nodes[j].address.address);
+                nodes[i].serving = false;
+                status = PP_INVALID_ARGUMENT;
+            }
+        }
+    }
+    return status;
+}
+
 enum pp_status gw_node_probe_all(struct gw_remote *remote, uint64_t timeout_us)
 {
     uint32_t count = remote->config.node_count;
@@ -322,5 +342,6 @@ enum pp_status gw_node_probe_all(struct gw_remote *remote, uint64_t timeout_us)
         gw_unary_deinit(&probes[i].info);
     }
     free(probes);
-    return status;
+    enum pp_status twins = refuse_twins(remote);
+    return twins != PP_OK ? twins : status;
 }

@@ -58,7 +58,8 @@ size_t gw_remote_poll(struct gw_remote *remote, uint64_t until_us);
 
 /* Waits until every node answers Health, up to timeout_us. Checks protocol and features. While one
  * is missing, `waiting` (may be NULL) is called between the probes; false from it ends the wait:
- * PP_CANCELLED. Else PP_UNAVAILABLE, PP_PROTOCOL; gw_remote_missing says which and why. */
+ * PP_CANCELLED. Else PP_UNAVAILABLE, PP_PROTOCOL, PP_INVALID_ARGUMENT (two addresses lead to one
+ * node); gw_remote_missing says which and why. */
 typedef bool gw_remote_waiting_fn(void *context, uint64_t waited_us);
 PP_MUST_USE enum pp_status gw_remote_ready(struct gw_remote *remote, uint64_t timeout_us,
                                            gw_remote_waiting_fn *waiting, void *context);

@@ -305,6 +305,20 @@ static void a_wait_for_nodes_tells_which_are_missing_and_can_be_ended(void **sta
     world_free(world);
 }
 
+static void two_addresses_of_one_node_are_refused(void **state)
+{
+    (void)state;
+    struct world *world = world_new(3, GW_SHARD_TOKENS, exact);
+    world->net->nodes[2].incarnation = world->net->nodes[0].incarnation;
+    assert_int_equal(gw_remote_ready(world->remote, 30000000, NULL, NULL), PP_INVALID_ARGUMENT);
+    assert_null(gw_remote_missing(world->remote, 0));
+    assert_null(gw_remote_missing(world->remote, 1));
+    assert_string_equal(gw_remote_missing(world->remote, 2), "it is the same node as a (0)");
+    world->net->nodes[2].incarnation = 99;
+    assert_int_equal(gw_remote_ready(world->remote, 500000, NULL, NULL), PP_OK);
+    world_free(world);
+}
+
 static void a_node_that_is_down_is_named_when_opening_fails(void **state)
 {
     (void)state;
@@ -411,6 +425,7 @@ int main(void)
         cmocka_unit_test(every_wrong_answer_ends_its_sequence_and_no_other),
         cmocka_unit_test(late_answers_are_dropped),
         cmocka_unit_test(the_last_probe_before_giving_up_is_as_patient_as_the_first),
+        cmocka_unit_test(two_addresses_of_one_node_are_refused),
         cmocka_unit_test(a_node_that_is_down_is_named_when_opening_fails),
         cmocka_unit_test(open_names_the_tokens_that_each_part_will_hold),
         cmocka_unit_test(a_wait_for_nodes_tells_which_are_missing_and_can_be_ended),

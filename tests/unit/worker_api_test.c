@@ -60,7 +60,16 @@ static void nodes_that_cannot_be_meant_are_refused_with_a_line(void **state)
                {"a=::1:7450", "brackets"},
                {"a=[]:7450", "brackets"},
                {"a=two words:1", "name or an address"},
-               {"a=http://x:1", "brackets"}};
+               {"a=http://x:1", "TCP"},
+               {"a=unix:/tmp/x", "TCP"},
+               {"a=x:1,", "NAME=HOST:PORT"},
+               {",a=x:1", "NAME=HOST:PORT"},
+               {",", "NAME=HOST:PORT"},
+               {"a=x:1,b=x:1", "'a' and 'b' have one address, x:1"},
+               {"a=x:1,b=y:1,c=X:01", "'a' and 'c' have one address"},
+               {"a=localhost:1,b=127.0.0.1:1", "'a' and 'b' have one address"},
+               {"a=127.0.0.1:1,b=LocalHost:1", "'a' and 'b' have one address"},
+               {"x:1,x:1", "two nodes are named 'x:1'"}};
     for (uint32_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         struct gw_node_address nodes[GW_NODES_MAX];
         uint32_t count;
@@ -153,11 +162,12 @@ static void commas_before_parameters_belong_to_the_estimator(void **state)
 static void lists_that_name_no_estimator_are_refused(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"", ",", "exact,,lsh", "exakt", "lsh:k=99", "exact lsh"};
+    static const char *const bad[] = {"",         ",",         "exact,,lsh", "exakt",
+                                      "lsh:k=99", "exact lsh", "exact,",     ",exact"};
     struct gw_eval_estimator list[GW_EVAL_ESTIMATORS_MAX];
     uint32_t count;
     char many[6 * (GW_EVAL_ESTIMATORS_MAX + 1)] = "";
-    for (uint32_t i = 0; i < 6; i++) {
+    for (uint32_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         assert_int_not_equal(gw_eval_estimators_parse(bad[i], list, &count), PP_OK);
     }
     for (uint32_t i = 0; i <= GW_EVAL_ESTIMATORS_MAX; i++) {
