@@ -350,7 +350,8 @@ static double quantile(double *values, size_t count, double share)
 /* Everything measured, filled round by round: raw, ours, and a node's in turn. */
 static struct samples {
     double raw[SAMPLES_MAX], echo[SAMPLES_MAX], exec[SAMPLES_MAX], busy[SAMPLES_MAX]; /* us */
-    double raw_append[ROUNDS_MAX], sink[ROUNDS_MAX], stored[ROUNDS_MAX]; /* s a block */
+    double raw_append[ROUNDS_MAX], sink[ROUNDS_MAX]; /* s a block */
+    double stored[ROUNDS_MAX], fresh[ROUNDS_MAX];
     size_t trips, busy_trips, rounds;
     bool with_node;
 } samples;
@@ -373,6 +374,9 @@ static void measure_round(void)
         enum pp_status status = rpc_bench_node_attends(ROUND_TRIPS, samples.exec + at);
         if (status == PP_OK) {
             status = rpc_bench_node_stored(&samples.stored[samples.rounds]);
+        }
+        if (status == PP_OK) {
+            status = rpc_bench_node_stored_fresh(&samples.fresh[samples.rounds]);
         }
         if (status == PP_OK) {
             status = rpc_bench_node_attends_in_bulk(samples.busy + samples.busy_trips,
@@ -433,6 +437,9 @@ static void put_report(json_t *report)
                         all->with_node ? json_real(stored) : json_null());
     json_object_set_new(report, "append_stored_ratio",
                         all->with_node ? json_real(stored / raw_gbps) : json_null());
+    double fresh = all->with_node ? block_gb / bench_median(all->fresh, all->rounds) : 0;
+    json_object_set_new(report, "append_stored_fresh_gbps",
+                        all->with_node ? json_real(fresh) : json_null());
 }
 
 static void make_folder(void)

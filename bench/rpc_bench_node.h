@@ -19,8 +19,11 @@ void rpc_bench_node_stop(void);
 
 /* Microseconds of count attends, one after the other. */
 PP_MUST_USE enum pp_status rpc_bench_node_attends(size_t count, double *us_out);
-/* Seconds for 128 MiB to be sent, checked, stored and acknowledged, in a new part. */
+/* Seconds for 128 MiB to be sent, checked, stored and acknowledged, in a new part; the part before
+ * was closed, so a node may have its memory still. */
 PP_MUST_USE enum pp_status rpc_bench_node_stored(double *seconds_out);
+/* The same on memory that the node has to get first. */
+PP_MUST_USE enum pp_status rpc_bench_node_stored_fresh(double *seconds_out);
 /* Microseconds of attends, one after the other, while as much is sent as fast as it goes. */
 PP_MUST_USE enum pp_status rpc_bench_node_attends_in_bulk(double *us_out, size_t capacity,
                                                           size_t *count_out);

@@ -16,6 +16,7 @@
 #define THREAD_WAIT_US  100000u
 #define JOBS_A_POLL     64u
 #define ATTENDS_IN_TURN 16u
+#define SPARE_SHARE     8u  /* of the limit is kept at most */
 #define MERGES_MAX      16u /* at once: each holds the memory of its index */
 
 static void wake_from_builder(void *context)
@@ -26,11 +27,13 @@ static void wake_from_builder(void *context)
 
 static void stats_memory_init(struct an_exec_stats *own, struct pp_stats *stats)
 {
-    static const char *const kinds[PP_MEMORY_RPC] = {"kind=\"kv\"", "kind=\"index\"",
-                                                     "kind=\"tail\"", "kind=\"scratch\""};
+    static const char *const kinds[PP_MEMORY_RPC] = {
+        "kind=\"kv\"", "kind=\"index\"", "kind=\"tail\"", "kind=\"scratch\"", "kind=\"spare\""};
     for (int kind = 0; kind < PP_MEMORY_RPC; kind++) {
-        own->used[kind] = pp_stats_gauge(stats, "pigpen_node_memory_used_bytes", kinds[kind],
-                                         "Bytes in use or reserved, by kind.");
+        own->used[kind] =
+            pp_stats_gauge(stats, "pigpen_node_memory_used_bytes", kinds[kind],
+                           "Bytes in use or reserved, by kind; spare: freed, and kept "
+                           "for the next rows.");
     }
     own->limit_bytes = pp_stats_gauge(stats, "pigpen_node_memory_limit_bytes", "",
                                       "Bytes that K/V, indexes, tails and scratch may use.");
@@ -108,6 +111,7 @@ enum pp_status an_exec_new(const struct an_exec_config *config, struct an_exec *
     }
     pp_limit_init(&exec->limit, config->memory_limit_bytes);
     exec->store.limit = &exec->limit;
+    an_spares_init(&exec->store, config->memory_limit_bytes / SPARE_SHARE);
     exec->store.hugepages = config->hugepages;
     exec->store.seal_tokens = config->seal_tokens;
     exec->store.merges_max = config->keep_segments ? 0
@@ -170,6 +174,7 @@ void an_exec_destroy(struct an_exec *exec)
     pp_ring_destroy(exec->jobs);
     pp_ring_destroy(exec->attends);
     if (exec->store.arena != NULL) {
+        an_spares_deinit(&exec->store);
         PP_ASSERT(pp_limit_used(&exec->limit) == 0);
         pp_arena_destroy(exec->store.arena);
     }
@@ -216,6 +221,7 @@ static void publish_stats(struct an_exec *exec)
     pp_stat_set(stats->used[PP_MEMORY_INDEX], (double)usage.index_bytes);
     pp_stat_set(stats->used[PP_MEMORY_TAIL], (double)usage.tail_bytes);
     pp_stat_set(stats->used[PP_MEMORY_SCRATCH], (double)usage.scratch_bytes);
+    pp_stat_set(stats->used[PP_MEMORY_SPARE], (double)usage.spare_bytes);
     pp_stat_set(stats->parts, (double)usage.parts);
     pp_stat_set(stats->tokens_held, (double)usage.tokens_held);
 }
@@ -235,6 +241,7 @@ uint32_t an_exec_poll(struct an_exec *exec, uint64_t wait_us)
         count++;
     }
     an_exec_expire(exec);
+    an_spares_decay(&exec->store, pp_clock_now_us(&exec->config.clock));
     (void)an_builder_pump(exec->builder);
     if (exec->store.sampling_params == 0) {
         an_attend_relax(exec->attend);
@@ -271,6 +278,7 @@ void an_exec_usage(const struct an_exec *exec, struct an_exec_usage *usage_out)
         .index_bytes = atomic_load_explicit(&kinds[PP_MEMORY_INDEX], memory_order_relaxed),
         .tail_bytes = atomic_load_explicit(&kinds[PP_MEMORY_TAIL], memory_order_relaxed),
         .scratch_bytes = atomic_load_explicit(&kinds[PP_MEMORY_SCRATCH], memory_order_relaxed),
+        .spare_bytes = atomic_load_explicit(&kinds[PP_MEMORY_SPARE], memory_order_relaxed),
         .parts = atomic_load_explicit(&exec->parts_count, memory_order_relaxed),
         .tokens_held = atomic_load_explicit(&exec->tokens_held, memory_order_relaxed),
     };

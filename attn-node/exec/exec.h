@@ -296,6 +296,7 @@ void an_exec_stop(struct an_exec *exec);
 /* Any thread; relaxed snapshots. */
 struct an_exec_usage {
     uint64_t memory_limit_bytes, kv_bytes, index_bytes, tail_bytes, scratch_bytes;
+    uint64_t spare_bytes; /* freed, and kept for the next rows: within the limit, not in use */
     uint64_t parts, tokens_held; /* tokens_held: sum over parts of the longest layer */
 };
 void an_exec_usage(const struct an_exec *exec, struct an_exec_usage *usage_out);

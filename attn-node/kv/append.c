@@ -199,7 +199,7 @@ static enum pp_status follow_segment(struct an_layer *layer, const struct an_app
 
 /* Makes sure that the layer has an extent with room, and for a declared segment room for all of it.
  * The tail is empty when it must move on: a segment never spans extents. */
-static enum pp_status ensure_extent(struct an_layer *layer)
+static enum pp_status ensure_extent(struct an_layer *layer, bool bulk)
 {
     uint32_t want = layer->staging.open && layer->tail_count == 0 ? layer->staging.count : 1;
     if (layer->extent != NULL && layer->tail_count == 0) {
@@ -212,7 +212,7 @@ static enum pp_status ensure_extent(struct an_layer *layer)
         PP_TRY(an_layer_seal(layer));
     }
     struct an_extent *extent;
-    PP_TRY(an_extent_new(layer->params, &extent));
+    PP_TRY(an_extent_new(layer->params, bulk, &extent));
     an_layer_leave_extent(layer);
     layer->extent = extent;
     return PP_OK;
@@ -229,9 +229,9 @@ static enum pp_status append_rows(struct an_layer *layer, const struct an_append
     if (rest.signatures.data != NULL) {
         pp_span_skip(&rest.signatures, skip * params->index.estimator.l * sizeof(uint16_t));
     }
+    bool bulk = append->bulk || append->segment_given;
     while (first < append->count) {
-        PP_TRY(ensure_extent(layer));
-        bool bulk = append->bulk || append->segment_given;
+        PP_TRY(ensure_extent(layer, bulk));
         if (bulk) {
             layer->tail_bulk = true;
         } else {

@@ -41,9 +41,15 @@ uint64_t an_extent_bytes(const struct an_params *params, uint32_t rows)
     return sizeof(struct an_extent) + head * params->kv_heads;
 }
 
-enum pp_status an_extent_new(const struct an_params *params, struct an_extent **extent_out)
+enum pp_status an_extent_new(const struct an_params *params, bool bulk,
+                             struct an_extent **extent_out)
 {
     struct an_store *store = params->store;
+    struct an_extent *spare = bulk ? an_spares_find(store, params) : NULL;
+    if (spare != NULL) {
+        *extent_out = spare;
+        return PP_OK;
+    }
     PP_TRY(pp_limit_reserve(store->limit, PP_MEMORY_KV, sizeof(struct an_extent)));
     struct an_extent *extent = calloc(1, sizeof(*extent));
     if (extent == NULL) {
@@ -52,6 +58,8 @@ enum pp_status an_extent_new(const struct an_params *params, struct an_extent **
     extent->store = store;
     extent->row_bytes = params->row_bytes;
     extent->kv_heads = params->kv_heads;
+    extent->dim = params->dim;
+    extent->dtype = params->dtype;
     extent->references = 1;
     extent->head_bytes = head_bytes_of(params);
     void *base;
@@ -80,9 +88,10 @@ void an_extent_release(struct an_extent *extent)
     }
     PP_ASSERT(extent->references > 0);
     extent->references--;
-    if (extent->references > 0) {
+    if (extent->references > 0 || an_spares_keep(extent)) {
         return;
     }
+    an_spares_cut(extent, extent->committed_bytes);
     struct pp_limit *limit = extent->store->limit;
     pp_pages_free(extent->base, extent->head_bytes * extent->kv_heads);
     pp_limit_release(limit, PP_MEMORY_KV,
@@ -98,16 +107,12 @@ static void extent_decommit(struct an_extent *extent, uint32_t heads, uint64_t b
     }
 }
 
-enum pp_status an_extent_commit(struct an_extent *extent, uint32_t rows, bool bulk)
+/* Charges and opens new pages from the committed ones up to `end`, or, near the limit, what
+ * used_bytes needs of them. */
+static enum pp_status commit_new(struct an_extent *extent, uint64_t used_bytes, uint64_t end)
 {
-    PP_ASSERT(rows <= AN_EXTENT_ROWS);
-    uint64_t used_bytes = rows * extent->row_bytes;
-    uint64_t begin = extent->committed_bytes;
-    if (used_bytes <= begin) {
-        return PP_OK;
-    }
     struct an_store *store = extent->store;
-    uint64_t end = committed_target(used_bytes, extent->head_bytes, bulk);
+    uint64_t begin = extent->committed_bytes;
     uint64_t charge = (end - begin) * extent->kv_heads;
     if (pp_limit_reserve(store->limit, PP_MEMORY_KV, charge) != PP_OK) {
         /* Near the limit take only what is needed. */
@@ -129,27 +134,62 @@ enum pp_status an_extent_commit(struct an_extent *extent, uint32_t rows, bool bu
             return status;
         }
     }
-    extent->committed_bytes = end;
+    extent->committed_bytes = extent->resident_bytes = end;
     return PP_OK;
 }
 
-static void shrink(struct an_extent *extent, uint64_t keep_bytes)
+enum pp_status an_extent_commit(struct an_extent *extent, uint32_t rows, bool bulk)
 {
-    if (keep_bytes >= extent->committed_bytes) {
+    PP_ASSERT(rows <= AN_EXTENT_ROWS);
+    uint64_t used_bytes = rows * extent->row_bytes;
+    uint64_t before = extent->committed_bytes, resident = extent->resident_bytes;
+    if (used_bytes <= before) {
+        return PP_OK;
+    }
+    uint64_t end = committed_target(used_bytes, extent->head_bytes, bulk);
+    if (resident > before) {
+        an_spares_border(extent, end < resident ? end : resident);
+    }
+    if (used_bytes <= extent->committed_bytes) {
+        return PP_OK;
+    }
+    enum pp_status status = commit_new(extent, used_bytes, end);
+    if (status != PP_OK && resident > before) {
+        an_spares_border(extent, before);
+    }
+    return status;
+}
+
+void an_extent_shrink(struct an_extent *extent, uint64_t bytes)
+{
+    if (bytes >= extent->resident_bytes) {
         return;
     }
-    extent_decommit(extent, extent->kv_heads, keep_bytes, extent->committed_bytes);
+    an_spares_cut(extent, bytes > extent->committed_bytes ? bytes : extent->committed_bytes);
+    if (bytes >= extent->committed_bytes) {
+        return;
+    }
+    extent_decommit(extent, extent->kv_heads, bytes, extent->committed_bytes);
     pp_limit_release(extent->store->limit, PP_MEMORY_KV,
-                     (extent->committed_bytes - keep_bytes) * extent->kv_heads);
-    extent->committed_bytes = keep_bytes;
+                     (extent->committed_bytes - bytes) * extent->kv_heads);
+    extent->committed_bytes = extent->resident_bytes = bytes;
 }
 
 void an_extent_settle(struct an_extent *extent)
 {
-    shrink(extent, committed_target(extent->filled * extent->row_bytes, extent->head_bytes, false));
+    uint64_t target =
+        committed_target(extent->filled * extent->row_bytes, extent->head_bytes, false);
+    if (target >= extent->committed_bytes) {
+        return;
+    }
+    if (extent->resident_bytes > extent->committed_bytes) {
+        an_spares_border(extent, target); /* of memory that was spare before */
+    } else {
+        an_extent_shrink(extent, target);
+    }
 }
 
 void an_extent_trim(struct an_extent *extent)
 {
-    shrink(extent, round_up(extent->filled * extent->row_bytes, PP_PAGE_BYTES));
+    an_extent_shrink(extent, round_up(extent->filled * extent->row_bytes, PP_PAGE_BYTES));
 }

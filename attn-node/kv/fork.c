@@ -10,7 +10,7 @@
 static enum pp_status copy_tail(const struct an_layer *from, uint32_t count, struct an_layer *to)
 {
     const struct an_params *params = to->params;
-    PP_TRY(an_extent_new(params, &to->extent));
+    PP_TRY(an_extent_new(params, false, &to->extent));
     PP_TRY(an_layer_reserve_index(to, count));
     PP_TRY(an_extent_commit(to->extent, count, false));
     for (uint32_t head = 0; head < params->kv_heads; head++) {

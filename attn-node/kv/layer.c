@@ -217,7 +217,9 @@ void an_layer_leave_extent(struct an_layer *layer)
     if (layer->extent == NULL) {
         return;
     }
-    an_extent_trim(layer->extent);
+    if (layer->extent->references > 1) {
+        an_extent_trim(layer->extent);
+    }
     an_extent_release(layer->extent);
     layer->extent = NULL;
     layer->tail_begin = 0;

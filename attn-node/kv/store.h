@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "attn-node/kv/spare.h"
 #include "common/base/status.h"
 #include "common/mem/arena.h"
 #include "common/mem/limit.h"
@@ -29,6 +30,7 @@ struct an_store {
     uint64_t lent_bytes; /* of the limit, kept free for the rows of the append that is running */
     uint32_t sampling_params;
     uint32_t merges, merges_max; /* under way, of all layers; each reserves its index before */
+    struct an_spares spares;
     /* Sealed segments that want an index and were not given to the builder yet: a list through
      * an_segment.build_next, in order of sealing. It holds a reference to each. */
     struct an_segment *build_first, *build_last;

@@ -41,7 +41,7 @@ static void rows_stay_where_they_are_as_the_extent_fills(void **state)
     struct node node;
     node_init(&node, 1ull << 30, 2, 64);
     struct an_extent *extent;
-    assert_int_equal(an_extent_new(node.params, &extent), PP_OK);
+    assert_int_equal(an_extent_new(node.params, false, &extent), PP_OK);
     uint8_t *first = NULL;
     for (uint32_t rows = 1; rows <= AN_EXTENT_ROWS; rows += 1 + rows / 3) {
         assert_int_equal(an_extent_commit(extent, rows, false), PP_OK);
@@ -64,7 +64,7 @@ static void a_commit_past_the_limit_is_refused_and_charges_nothing(void **state)
     struct node node;
     node_init(&node, 256u << 10, 2, 64);
     struct an_extent *extent;
-    assert_int_equal(an_extent_new(node.params, &extent), PP_OK);
+    assert_int_equal(an_extent_new(node.params, false, &extent), PP_OK);
     assert_int_equal(an_extent_commit(extent, 100, false), PP_OK);
     uint64_t used = pp_limit_used(&node.limit);
     assert_int_equal(an_extent_commit(extent, 1000, false), PP_MEMORY);
@@ -82,7 +82,7 @@ static void trimming_gives_back_what_is_past_the_filled_rows(void **state)
     struct node node;
     node_init(&node, 1ull << 30, 1, 64);
     struct an_extent *extent;
-    assert_int_equal(an_extent_new(node.params, &extent), PP_OK);
+    assert_int_equal(an_extent_new(node.params, false, &extent), PP_OK);
     assert_int_equal(an_extent_commit(extent, 5000, false), PP_OK);
     memset(an_extent_row(extent, 0, 99), 9, 256);
     memset(an_extent_row(extent, 0, 4000), 9, 256);
@@ -103,7 +103,7 @@ bulk_rows_are_committed_by_whole_huge_pages_and_settling_gives_the_rest_back(voi
     struct node node;
     node_init(&node, 1ull << 30, 2, 64);
     struct an_extent *extent;
-    assert_int_equal(an_extent_new(node.params, &extent), PP_OK);
+    assert_int_equal(an_extent_new(node.params, false, &extent), PP_OK);
     for (uint32_t rows = 64; rows <= 20000; rows += 64) {
         assert_int_equal(an_extent_commit(extent, rows, true), PP_OK);
         uint64_t used = rows * 256ull;
@@ -132,7 +132,7 @@ static void the_last_reference_frees_the_rows(void **state)
     struct node node;
     node_init(&node, 1ull << 30, 1, 64);
     struct an_extent *extent;
-    assert_int_equal(an_extent_new(node.params, &extent), PP_OK);
+    assert_int_equal(an_extent_new(node.params, false, &extent), PP_OK);
     an_extent_acquire(extent);
     assert_int_equal(an_extent_commit(extent, 10, false), PP_OK);
     an_extent_release(extent);
@@ -149,7 +149,7 @@ static void rows_past_2_and_4_gib_are_rows_of_their_own(void **state)
     struct node node;
     node_init(&node, 1ull << 30, 80, 256);
     struct an_extent *extent;
-    assert_int_equal(an_extent_new(node.params, &extent), PP_OK);
+    assert_int_equal(an_extent_new(node.params, false, &extent), PP_OK);
     assert_true(an_extent_row(extent, 79, 0) - extent->base > (4ll << 30));
     assert_int_equal(an_extent_commit(extent, 16, false), PP_OK);
     for (uint32_t head = 0; head < 80; head++) {

@@ -53,6 +53,37 @@ static void a_move_changes_kinds_and_not_the_sum(void **state)
     assert_int_equal(pp_limit_used(&limit), 100);
 }
 
+static uint64_t reclaims;
+
+static void give_spare_back(void *context, uint64_t bytes)
+{
+    reclaims++;
+    pp_limit_release(context, PP_MEMORY_SPARE, bytes);
+}
+
+static void spare_bytes_are_within_the_limit_and_come_back_when_asked_for(void **state)
+{
+    (void)state;
+    struct pp_limit limit;
+    pp_limit_init(&limit, 100);
+    limit.reclaim = give_spare_back;
+    limit.reclaim_context = &limit;
+    reclaims = 0;
+    assert_int_equal(pp_limit_reserve(&limit, PP_MEMORY_KV, 60), PP_OK);
+    pp_limit_move(&limit, PP_MEMORY_KV, PP_MEMORY_SPARE, 40);
+    assert_int_equal(pp_limit_used(&limit), 20);
+    assert_int_equal(pp_limit_reserve(&limit, PP_MEMORY_INDEX, 40), PP_OK);
+    assert_int_equal(reclaims, 0);
+    assert_int_equal(limit.taken, 100);
+    assert_int_equal(pp_limit_reserve(&limit, PP_MEMORY_INDEX, 41), PP_MEMORY);
+    assert_int_equal(reclaims, 0); /* it would not help */
+    assert_int_equal(pp_limit_reserve(&limit, PP_MEMORY_INDEX, 30), PP_OK);
+    assert_int_equal(reclaims, 1);
+    assert_int_equal(limit.used_by_kind[PP_MEMORY_SPARE], 10);
+    assert_int_equal(limit.taken, 100);
+    assert_int_equal(pp_limit_used(&limit), 90);
+}
+
 static void *take_and_give(void *argument)
 {
     struct pp_limit *limit = argument;
@@ -98,6 +129,7 @@ int main(void)
         cmocka_unit_test(bytes_are_given_up_to_the_limit_and_not_one_more),
         cmocka_unit_test(sums_that_would_wrap_are_refused),
         cmocka_unit_test(a_move_changes_kinds_and_not_the_sum),
+        cmocka_unit_test(spare_bytes_are_within_the_limit_and_come_back_when_asked_for),
         cmocka_unit_test(threads_never_pass_it_together),
         cmocka_unit_test(there_is_memory_on_this_machine),
     };
