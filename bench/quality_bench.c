@@ -29,6 +29,7 @@
 static struct settings {
     const char *model, *text, *estimators, *json;
     uint64_t context;
+    bool balance;
 } settings;
 
 static const struct pp_option options[] = {
@@ -58,6 +59,11 @@ static const struct pp_option options[] = {
      .default_text = "exact,lsh",
      .value_name = "LIST",
      .help = "exact, lsh, lsh:k=10,l=150,t=2, sketch:bits=2,share=0.04, several with commas."},
+    {.name = "balance",
+     .kind = PP_OPTION_BOOL,
+     .target = &settings.balance,
+     .default_text = "true",
+     .help = "Sketches are balanced by what the prompt says of queries and keys."},
     {.name = "json",
      .kind = PP_OPTION_TEXT,
      .target = &settings.json,
@@ -186,6 +192,7 @@ static enum pp_status run_estimator(struct bench *bench, const struct gw_eval_es
                                           .step_seed = STEP_SEED,
                                           .tokens_expected = bench->text.id_count,
                                           .tokens_kept = MEASURED_TOKENS,
+                                          .balance = settings.balance,
                                           .compare_exact = true};
     PP_TRY(run_text(bench, estimator, &opening, &run, &held));
     opening.tokens_kept = 0;

@@ -8,6 +8,13 @@
 
 #include "common/base/assert.h"
 
+uint64_t an_balance_bytes(const struct an_params *params)
+{
+    bool taken = params->index.estimator.kind == PP_SKETCH;
+    uint64_t values = (uint64_t)params->kv_heads * params->dim;
+    return taken ? sizeof(struct an_balance) + values * sizeof(float) : 0;
+}
+
 bool an_balance_valid(const struct an_params *params, struct pp_span sent)
 {
     uint64_t count = (uint64_t)params->kv_heads * params->dim;
@@ -24,7 +31,8 @@ enum pp_status an_balance_new(const struct an_params *params, struct pp_span sen
                               struct an_balance **balance_out)
 {
     struct pp_limit *limit = params->store->limit;
-    uint64_t bytes = sizeof(struct an_balance) + sent.bytes;
+    PP_ASSERT(an_balance_valid(params, sent));
+    uint64_t bytes = an_balance_bytes(params);
     PP_TRY(pp_limit_reserve(limit, PP_MEMORY_INDEX, bytes));
     struct an_balance *balance = calloc(1, bytes);
     if (balance == NULL) {

@@ -24,6 +24,9 @@ struct an_balance {
     float values[]; /* [kv head][dim] */
 };
 
+/* What a layer's balance takes from the limit; 0 where there is none. */
+uint64_t an_balance_bytes(const struct an_params *params);
+
 /* Whether what a peer sent is a balance of these parameters' rows: its size, and its factors within
  * their bounds. */
 bool an_balance_valid(const struct an_params *params, struct pp_span sent);

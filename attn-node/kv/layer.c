@@ -106,7 +106,7 @@ uint64_t an_layer_need(const struct an_layer *layer, uint64_t tokens)
     uint64_t bytes = full > 0 ? full * segment_need(layer, AN_EXTENT_ROWS) : 0;
     bytes += rest > 0 ? segment_need(layer, rest) : 0;
     uint64_t views = full + 1 > VIEWS_MIN / 2 ? 2 * (full + 1) : VIEWS_MIN;
-    return bytes + views * sizeof(struct an_view);
+    return bytes + views * sizeof(struct an_view) + an_balance_bytes(layer->params);
 }
 
 uint64_t an_layer_scratch_need(const struct an_layer *layer, uint64_t tokens)

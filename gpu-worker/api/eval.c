@@ -250,6 +250,7 @@ static enum pp_status eval_open_sequence(struct eval *eval, uint32_t index)
                                           .nodes_plan = eval->worker_options.nodes_plan,
                                           .worker_signatures =
                                               eval->worker_options.worker_signatures,
+                                          .balance = eval->worker_options.sketch_balance,
                                           .dense_layers = eval->worker.dense_layers,
                                           .dense_layer_count = eval->worker.dense_layer_count,
                                           .hash_seed = eval->worker_options.hash_seed,

@@ -245,6 +245,7 @@ static enum pp_status generate_open(struct generate *generate)
         .estimator = generate->estimator,
         .nodes_plan = generate->worker_options.nodes_plan,
         .worker_signatures = generate->worker_options.worker_signatures,
+        .balance = generate->worker_options.sketch_balance,
         .dense_layers = generate->worker.dense_layers,
         .dense_layer_count = generate->worker.dense_layer_count,
         .hash_seed = generate->worker_options.hash_seed,

@@ -69,6 +69,14 @@ static size_t worker_node_options(struct gw_worker_options *options, struct pp_o
          .default_text = "false",
          .help = "The worker hashes the keys of a prompt for lsh and sends the signatures along, "
                  "instead of the nodes. Worth it where it has more computing power than they."},
+        {.name = "sketch-balance",
+         .kind = PP_OPTION_BOOL,
+         .target = &options->sketch_balance,
+         .group = "Attention nodes",
+         .default_text = "true",
+         .help =
+             "A prompt of 1,024 tokens or more is measured for what evens out the dimensions of "
+             "queries and keys before a sketch codes them."},
         {.name = "hash-seed",
          .kind = PP_OPTION_U64,
          .target = &options->hash_seed,

@@ -33,6 +33,7 @@ struct gw_worker_options {
     const char *dense_layers; /* "0,16"; "": none */
     bool nodes_plan;
     bool worker_signatures;
+    bool sketch_balance;
     int log_level;
     bool quiet; /* no progress on stderr */
     /* PEM files and a name; "" or NULL: none. Without an authority: plain text. */

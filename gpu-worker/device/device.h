@@ -163,6 +163,15 @@ struct gw_device_ops {
                                 const struct gw_heads *heads, const struct pp_hash *hash,
                                 uint32_t l, const void *k, uint64_t count, const float *centre,
                                 uint16_t *codes_out);
+    /* Sums of squares a dimension, added to sums [kv head][dim] in host memory: of q [rows][q
+     * head][dim] over the heads of a group, and of count tokens of k around centre [kv head][dim]
+     * (host memory). */
+    enum pp_status (*query_squares)(struct gw_device *device, struct gw_stream *stream,
+                                    const struct gw_heads *heads, const float *q, uint32_t rows,
+                                    double *sums);
+    enum pp_status (*key_squares)(struct gw_device *device, struct gw_stream *stream,
+                                  const struct gw_heads *heads, const void *k, uint64_t count,
+                                  const float *centre, double *sums);
     /* The merge law over two sets of partials: (o, lse) becomes the merge of it and the other. */
     enum pp_status (*merge)(struct gw_device *device, struct gw_stream *stream, uint32_t count,
                             uint32_t dim, const float *other_o, const float *other_lse, float *o,

@@ -68,6 +68,12 @@ enum pp_status gw_host_sign_keys(struct gw_device *device, struct gw_stream *str
                                  const struct gw_heads *heads, const struct pp_hash *hash,
                                  uint32_t l, const void *k, uint64_t count, const float *centre,
                                  uint16_t *codes_out);
+enum pp_status gw_host_query_squares(struct gw_device *device, struct gw_stream *stream,
+                                     const struct gw_heads *heads, const float *q, uint32_t rows,
+                                     double *sums);
+enum pp_status gw_host_key_squares(struct gw_device *device, struct gw_stream *stream,
+                                   const struct gw_heads *heads, const void *k, uint64_t count,
+                                   const float *centre, double *sums);
 enum pp_status gw_host_to_dtype(struct gw_device *device, struct gw_stream *stream,
                                 enum pp_dtype dtype, uint32_t dim, const float *values,
                                 uint64_t count, void *out);

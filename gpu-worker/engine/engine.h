@@ -33,6 +33,8 @@
 #define GW_LEAVE_BATCHES_MAX 8u
 /* Tokens of one hand-over of prefill. */
 #define GW_BULK_TOKENS 4096u
+/* A prompt that is shorter says too little about a layer's queries and keys. */
+#define GW_BALANCE_TOKENS 1024u
 
 struct gw_engine;
 struct gw_sequence;
@@ -70,6 +72,8 @@ struct gw_sequence_options {
     struct pp_estimator estimator;
     bool nodes_plan;        /* nodes may attend exactly where they expect that to be cheaper */
     bool worker_signatures; /* prefill hashes the keys, not the nodes (lsh, estimator resolved) */
+    /* prefill of GW_BALANCE_TOKENS or more measures what nodes balance a sketch with */
+    bool balance;
     const uint32_t *dense_layers; /* nodes attend these exactly; read at open only */
     uint32_t dense_layer_count;
     uint64_t hash_seed;

@@ -63,6 +63,7 @@ struct gw_sequence {
     uint64_t step_seed;
     uint32_t tokens_kept;
     uint32_t signature_tables;     /* l of the signatures that prefill makes; 0: nodes hash */
+    bool balance;                  /* prefill measures it */
     struct pp_estimator estimator; /* of attends; kind NONE: the remote sequence's own */
     uint64_t length;
     uint64_t handed;  /* tokens behind the sink given to the remote, every layer alike */
@@ -87,6 +88,21 @@ void gw_mark_deinit(struct gw_sequence *sequence);
 enum pp_status gw_sequence_hand_over_signed(struct gw_sequence *sequence, uint32_t layer,
                                             const struct pp_hash *hash, uint64_t count,
                                             const void *k, const void *v);
+
+/* A layer's balance in the making: gpu-worker/engine/balance.c. */
+struct gw_balance {
+    double *q_squares, *k_squares; /* [kv head][dim] sums */
+    float *centre, *values;        /* [kv head][dim] */
+};
+/* PP_MEMORY: nothing is taken. Deinit accepts a zeroed one. */
+PP_MUST_USE enum pp_status gw_balance_init(const struct gw_heads *heads,
+                                           struct gw_balance *balance_out);
+void gw_balance_deinit(struct gw_balance *balance);
+/* A new layer begins. */
+void gw_balance_clear(struct gw_balance *balance, const struct gw_heads *heads);
+/* Fills values from q_squares of the prompt and count > 0 rows of k. */
+PP_MUST_USE enum pp_status gw_balance_measure(struct gw_engine *engine, struct gw_balance *balance,
+                                              const void *k, uint64_t count);
 
 /* h += FFN(norm(h)) and the output projection before it, for rows of x. */
 enum pp_status gw_engine_finish_layer(struct gw_engine *engine, const struct gw_layer *layer,

@@ -11,8 +11,9 @@ struct prefill {
     struct gw_sequence *sequence;
     uint32_t count; /* tokens of this call */
     uint32_t logit_rows;
-    float *hidden; /* [count][hidden] on the device */
-    void *k, *v;   /* remote: [count] rows of the layer at hand */
+    float *hidden;             /* [count][hidden] on the device */
+    void *k, *v;               /* remote: [count] rows of the layer at hand */
+    struct gw_balance balance; /* zeroed: not measured */
     gw_progress_fn *progress;
     void *context;
 };
@@ -38,6 +39,10 @@ static enum pp_status prefill_chunk(struct prefill *prefill, const struct gw_lay
     PP_TRY(ops->rms_norm(engine->device, engine->stream, x, layer->attn_norm, engine->norm_epsilon,
                          rows, engine->info.hidden, engine->normed));
     PP_TRY(gw_engine_queries(engine, layer, position, rows));
+    if (prefill->balance.values != NULL) {
+        PP_TRY(ops->query_squares(engine->device, engine->stream, &engine->heads, engine->q, rows,
+                                  prefill->balance.q_squares));
+    }
     PP_TRY(gw_engine_keys_values(engine, layer, position, rows,
                                  (uint8_t *)(uintptr_t)kv->k + offset,
                                  (uint8_t *)(uintptr_t)kv->v + offset));
@@ -57,6 +62,11 @@ static enum pp_status prefill_hand_over(struct prefill *prefill, uint32_t layer)
     uint64_t leaving = gw_sequence_leaving(sequence, prefill->count);
     uint64_t sink = prefill->count < PP_SINK_TOKENS ? prefill->count : PP_SINK_TOKENS;
     PP_TRY(ops->synchronize(engine->device, engine->stream));
+    if (prefill->balance.values != NULL && leaving > 0) {
+        PP_TRY(
+            gw_balance_measure(engine, &prefill->balance, k + sink * sequence->row_bytes, leaving));
+        PP_TRY(gw_remote_balance(sequence->remote, layer, prefill->balance.values));
+    }
     const struct pp_hash *hash =
         sequence->signature_tables > 0 ? gw_remote_hash(sequence->remote, layer) : NULL;
     if (hash != NULL) {
@@ -92,6 +102,9 @@ static enum pp_status prefill_layer(struct prefill *prefill, uint32_t index)
         kv = (struct gw_kv_rows){prefill->k, prefill->v, 0};
     }
     uint64_t total = (uint64_t)prefill->count * engine->info.shape.layers;
+    if (prefill->balance.values != NULL) {
+        gw_balance_clear(&prefill->balance, &engine->heads);
+    }
     for (uint32_t begin = 0; begin < prefill->count; begin += engine->chunk_tokens) {
         uint32_t left = prefill->count - begin;
         uint32_t rows = left < engine->chunk_tokens ? left : engine->chunk_tokens;
@@ -178,11 +191,15 @@ enum pp_status gw_sequence_prefill(struct gw_sequence *sequence, const uint32_t 
     if (status == PP_OK && sequence->remote != NULL) {
         status = device->ops->alloc(device, count * sequence->row_bytes, &prefill.v);
     }
+    if (status == PP_OK && sequence->balance && count >= GW_BALANCE_TOKENS) {
+        status = gw_balance_init(&engine->heads, &prefill.balance);
+    }
     if (status == PP_OK) {
         prefill.hidden = hidden;
         status = prefill_run(&prefill, ids, logits_out);
     }
     sequence->broken = sequence->broken || status != PP_OK;
+    gw_balance_deinit(&prefill.balance);
     device->ops->free(device, prefill.v);
     device->ops->free(device, prefill.k);
     device->ops->free(device, hidden);

@@ -76,6 +76,8 @@ enum pp_status gw_sequence_open(struct gw_engine *engine, const struct gw_sequen
     sequence->step_seed = options->step_seed;
     sequence->tokens_kept = options->tokens_kept;
     sequence->signature_tables = options->worker_signatures ? options->estimator.l : 0;
+    sequence->balance =
+        options->balance && options->remote != NULL && options->estimator.kind == PP_SKETCH;
     sequence->row_bytes = heads->kv_heads * pp_vector_bytes(heads->head_dim, heads->kv_dtype);
     uint64_t rows_kept = PP_SINK_TOKENS + PP_RECENT_TOKENS + options->tokens_kept +
                          (GW_LEAVE_BATCHES_MAX + 1u) * GW_LEAVE_TOKENS;

@@ -1,8 +1,11 @@
 /*
- * Cutting rows over the parts of a sequence, and the segments that the worker signs. On the walk of
+ * Cutting rows over the parts of a sequence, the segments that the worker signs, and the balance of
+ * a layer's sketches. On the walk of
  * a token's K/V: engine/prefill and engine/sequence > here > remote/outbox. It refuses to know how
- * signatures are made.
+ * signatures and balances are made.
  */
+#include <string.h>
+
 #include "common/base/limits.h"
 #include "gpu-worker/remote/outbox.h"
 
@@ -49,6 +52,34 @@ const struct pp_hash *gw_remote_hash(const struct gw_remote_sequence *sequence, 
     return sequence->hash;
 }
 
+static float *balance_of(const struct gw_remote_sequence *sequence, uint32_t layer)
+{
+    const struct pp_shape *shape = &sequence->config.shape;
+    return sequence->balances + (uint64_t)layer * shape->kv_heads * shape->head_dim;
+}
+
+enum pp_status gw_remote_balance(struct gw_remote_sequence *sequence, uint32_t layer,
+                                 const float *balance)
+{
+    const struct pp_shape *shape = &sequence->config.shape;
+    if (sequence->balances == NULL || layer >= shape->layers || sequence->handed[layer] != 0 ||
+        !(balance[0] > 0.0f)) {
+        return PP_INVALID_ARGUMENT;
+    }
+    memcpy(balance_of(sequence, layer), balance, sizeof(float) * shape->kv_heads * shape->head_dim);
+    return PP_OK;
+}
+
+/* A part's first rows of a layer bring its balance. */
+static void add_balance(const struct gw_remote_sequence *sequence, uint32_t layer,
+                        struct gw_rows *rows)
+{
+    if (sequence->balances != NULL && balance_of(sequence, layer)[0] > 0.0f) {
+        rows->balance = balance_of(sequence, layer);
+        rows->balance_bytes = sequence->config.shape.head_dim * (uint32_t)sizeof(float);
+    }
+}
+
 static enum pp_status append_rows(struct gw_remote_sequence *sequence, uint32_t layer,
                                   uint64_t start, uint32_t count, const void *k, const void *v,
                                   bool bulk, const struct gw_remote_segment *segment)
@@ -80,6 +111,9 @@ static enum pp_status append_rows(struct gw_remote_sequence *sequence, uint32_t 
         };
         if (segment != NULL) {
             add_segment(sequence, i, segment, skipped, &rows);
+        }
+        if (begin == 0) {
+            add_balance(sequence, layer, &rows);
         }
         PP_TRY(gw_outbox_append(&sequence->parts[i], layer, begin, &rows, bulk));
     }

@@ -118,6 +118,7 @@ struct gw_remote_sequence {
     uint64_t *handed;       /* [layers] [engine] */
     _Atomic uint64_t *held; /* [layers] */
     struct pp_hash *hash;   /* of queries; NULL unless lsh */
+    float *balances;        /* [engine] [layers][kv head][dim], 0: none; NULL unless sketch */
     _Atomic uint32_t chunks_waiting, dispatches_waiting;
     bool attending; /* [engine] */
     struct gw_remote_attend attend;

@@ -15,7 +15,8 @@
 #include "common/base/log.h"
 #include "gpu-worker/remote/node.h"
 
-#define APPEND_PATH "/pigpen.v1.AttentionService/AppendKvStream"
+#define APPEND_PATH  "/pigpen.v1.AttentionService/AppendKvStream"
+#define SECTIONS_MAX 5u
 /* A broken stream is opened again after this, as long as the stall limit is not reached. */
 #define REOPEN_US 50000u
 
@@ -348,13 +349,14 @@ uint32_t gw_outbox_tokens_per_chunk(const struct gw_remote *remote, const struct
                                     const struct gw_rows *rows)
 {
     uint64_t row = (2 * rows->head_bytes + rows->code_bytes) * rows->kv_head_count;
-    uint64_t centre = (uint64_t)rows->centre_bytes * rows->kv_head_count;
+    uint64_t once = (uint64_t)rows->centre_bytes + rows->balance_bytes;
+    once *= rows->kv_head_count;
     uint64_t bytes = GW_CHUNK_PAYLOAD_BYTES;
     uint64_t quarter = remote->outbox->capacity / 4;
     uint64_t said = part->node->limits.message_bytes_max;
     bytes = quarter < bytes ? quarter : bytes;
     bytes = said > 8192 && said - 4096 < bytes ? said - 4096 : bytes;
-    bytes = bytes > centre ? bytes - centre : 0;
+    bytes = bytes > once ? bytes - once : 0;
     uint64_t tokens = bytes / row > 0 ? bytes / row : 1;
     return (uint32_t)(tokens < PP_APPEND_TOKENS_MAX ? tokens : PP_APPEND_TOKENS_MAX);
 }
@@ -366,21 +368,26 @@ static size_t lay_sections(const struct gw_rows *rows, Pigpen__V1__Section *sect
     const struct {
         Pigpen__V1__SectionKind kind;
         uint64_t bytes;
-    } each[4] = {
+    } each[SECTIONS_MAX] = {
         {PIGPEN__V1__SECTION_KIND__SECTION_KIND_K, rows->head_bytes * rows->count * heads},
         {PIGPEN__V1__SECTION_KIND__SECTION_KIND_V, rows->head_bytes * rows->count * heads},
         {PIGPEN__V1__SECTION_KIND__SECTION_KIND_SIGNATURES,
          (uint64_t)rows->code_bytes * rows->count * heads},
         {PIGPEN__V1__SECTION_KIND__SECTION_KIND_CENTRE, rows->centre_bytes * heads},
+        {PIGPEN__V1__SECTION_KIND__SECTION_KIND_BALANCE, rows->balance_bytes * heads},
     };
-    size_t count = rows->codes != NULL ? 4 : 2;
+    size_t count = 0;
     uint64_t offset = 0;
-    for (size_t i = 0; i < count; ++i) {
-        pigpen__v1__section__init(&sections[i]);
-        sections[i].kind = each[i].kind;
-        sections[i].offset = offset;
-        sections[i].bytes = each[i].bytes;
+    for (size_t i = 0; i < SECTIONS_MAX; ++i) {
+        if (each[i].bytes == 0) {
+            continue;
+        }
+        pigpen__v1__section__init(&sections[count]);
+        sections[count].kind = each[i].kind;
+        sections[count].offset = offset;
+        sections[count].bytes = each[i].bytes;
         offset += each[i].bytes;
+        count++;
     }
     return count;
 }
@@ -392,8 +399,11 @@ static enum pp_status pack_header(struct gw_chunk *chunk, const struct gw_rows *
     Pigpen__V1__PartRef part = PIGPEN__V1__PART_REF__INIT;
     Pigpen__V1__AppendKvRequest request = PIGPEN__V1__APPEND_KV_REQUEST__INIT;
     Pigpen__V1__WorkerSegment segment = PIGPEN__V1__WORKER_SEGMENT__INIT;
-    Pigpen__V1__Section laid[4];
-    Pigpen__V1__Section *sections[4] = {&laid[0], &laid[1], &laid[2], &laid[3]};
+    Pigpen__V1__Section laid[SECTIONS_MAX];
+    Pigpen__V1__Section *sections[SECTIONS_MAX];
+    for (size_t i = 0; i < SECTIONS_MAX; ++i) {
+        sections[i] = &laid[i];
+    }
     part.handle = chunk->part->handle;
     part.incarnation = chunk->part->incarnation;
     part.generation = sequence->generation;
@@ -457,6 +467,10 @@ enum pp_status gw_outbox_append(struct gw_part *part, uint32_t layer, uint64_t s
         if (rows->codes != NULL) {
             piece.codes += done * (rows->token_bytes / rows->head_bytes) *
                            (rows->code_bytes / sizeof(*rows->codes));
+        }
+        if (done > 0) {
+            piece.balance = NULL;
+            piece.balance_bytes = 0;
         }
         uint64_t bytes = gw_rows_bytes(&piece);
         struct gw_chunk *chunk = NULL;

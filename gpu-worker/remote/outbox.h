@@ -39,11 +39,14 @@ struct gw_rows {
     uint32_t centre_bytes;  /* of the centre of one head */
     uint64_t segment_begin; /* held index of the part */
     uint32_t segment_count;
+    /* What their layer's sketches are balanced with; NULL: it does not come with these. */
+    const float *balance;   /* [kv head][dim] */
+    uint32_t balance_bytes; /* of one head */
 };
 /* Bytes of the payload of rows. */
 uint64_t gw_rows_bytes(const struct gw_rows *rows);
-/* Writes K, V and, of signed rows, signatures and centre of the part's heads to payload, and their
- * CRC-32C. */
+/* Writes K, V, of signed rows signatures and centre, and the balance of the part's heads to
+ * payload. Returns their CRC-32C. */
 uint32_t gw_rows_pack(const struct gw_rows *rows, uint8_t *payload);
 
 /* Tokens of a part's rows that fit one message: at least 1. */

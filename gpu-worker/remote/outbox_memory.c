@@ -124,7 +124,8 @@ static uint8_t *pack_heads(const struct gw_rows *rows, const void *values, uint6
 uint64_t gw_rows_bytes(const struct gw_rows *rows)
 {
     uint64_t each = 2 * rows->head_bytes + rows->code_bytes;
-    return (each * rows->count + rows->centre_bytes) * rows->kv_head_count;
+    uint64_t once = (uint64_t)rows->centre_bytes + rows->balance_bytes;
+    return (each * rows->count + once) * rows->kv_head_count;
 }
 
 uint32_t gw_rows_pack(const struct gw_rows *rows, uint8_t *payload)
@@ -134,6 +135,9 @@ uint32_t gw_rows_pack(const struct gw_rows *rows, uint8_t *payload)
     if (rows->codes != NULL) {
         end = pack_heads(rows, rows->codes, rows->code_bytes, rows->count, end);
         end = pack_heads(rows, rows->centre, rows->centre_bytes, 1, end);
+    }
+    if (rows->balance != NULL) {
+        end = pack_heads(rows, rows->balance, rows->balance_bytes, 1, end);
     }
     return pp_crc32c(0, payload, (size_t)(end - payload));
 }

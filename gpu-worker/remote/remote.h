@@ -108,6 +108,11 @@ PP_MUST_USE enum pp_status gw_remote_append_signed(struct gw_remote_sequence *se
                                                    uint32_t layer, uint64_t start, uint32_t count,
                                                    const void *k, const void *v,
                                                    const struct gw_remote_segment *segment);
+/* What the nodes are to balance a layer's sketches with: balance [kv head][dim], > 0, copied. They
+ * get it with the first rows that each of them holds of the layer, of which none may have been
+ * handed over yet. PP_INVALID_ARGUMENT, also where the estimator is no sketch. */
+PP_MUST_USE enum pp_status gw_remote_balance(struct gw_remote_sequence *sequence, uint32_t layer,
+                                             const float *balance);
 /* Where the segment that starts at `begin` must end, at most at `end` > begin: no part's border is
  * inside, and a part's segments begin every PP_SEGMENT_TOKENS_MAX rows, as where nodes seal. */
 uint64_t gw_remote_segment_end(const struct gw_remote_sequence *sequence, uint64_t begin,

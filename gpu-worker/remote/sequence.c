@@ -261,6 +261,7 @@ static void sequence_free(struct gw_remote_sequence *sequence)
         free(sequence->parts[i].sent);
     }
     pp_hash_destroy(sequence->hash);
+    free(sequence->balances);
     free(sequence->parts);
     free(sequence->handed);
     free(sequence->held);
@@ -347,6 +348,12 @@ static enum pp_status sequence_new(struct gw_remote *remote,
     if (status == PP_OK && estimator->kind == PP_LSH) {
         status = pp_hash_new(config->hash_seed, sequence->config.shape.head_dim, estimator->k,
                              estimator->l, &sequence->hash);
+    }
+    if (status == PP_OK && estimator->kind == PP_SKETCH) {
+        const struct pp_shape *shape = &sequence->config.shape;
+        uint64_t values = (uint64_t)shape->layers * shape->kv_heads * shape->head_dim;
+        sequence->balances = calloc(values, sizeof(*sequence->balances));
+        status = sequence->balances != NULL ? PP_OK : PP_MEMORY;
     }
     status = status == PP_OK ? init_parts(sequence) : status;
     if (status != PP_OK) {

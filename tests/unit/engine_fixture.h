@@ -41,6 +41,8 @@ struct gw_remote {
     enum pp_status answer;
     bool forget;
     enum pp_estimator_kind asked; /* by the last attend */
+    uint64_t balanced;            /* layers that a balance came for */
+    float balances[LAYERS][WIDTH];
     float stretch; /* answers that are not asked for exactly are longer by this share */
 };
 
@@ -83,6 +85,15 @@ enum pp_status gw_remote_append(struct gw_remote_sequence *sequence, uint32_t la
     pp_vectors_to_f32(dtype, dim, v, vectors, sequence->v[layer] + start * WIDTH);
     sequence->given[layer] += count;
     fake.appends++;
+    return PP_OK;
+}
+
+enum pp_status gw_remote_balance(struct gw_remote_sequence *sequence, uint32_t layer,
+                                 const float *balance)
+{
+    assert_int_equal(sequence->given[layer], 0);
+    memcpy(fake.balances[layer], balance, sizeof(fake.balances[layer]));
+    fake.balanced++;
     return PP_OK;
 }
 

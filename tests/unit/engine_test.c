@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "gpu-worker/engine/engine_state.h"
 #include "tests/unit/engine_fixture.h"
 
 static struct gw_sequence *open_sequence(struct tiny *tiny, struct gw_remote *remote)
@@ -129,6 +130,80 @@ static void short_sequences_never_ask_the_nodes(void **state)
     compare_with_local(PP_BF16, 3, 100);
     assert_int_equal(fake.attends, 0);
     assert_int_equal(fake.appends, 0);
+}
+
+static uint64_t balanced_layers(struct tiny *tiny, enum pp_estimator_kind kind, bool balance,
+                                uint32_t tokens)
+{
+    struct gw_sequence *sequence;
+    float logits[VOCAB];
+    struct gw_sequence_options options = {.remote = &fake,
+                                          .estimator = {.kind = kind},
+                                          .balance = balance,
+                                          .tokens_expected = TOKENS};
+    fake = (struct gw_remote){.ack_every = 1};
+    assert_int_equal(gw_sequence_open(tiny->engine, &options, &sequence), PP_OK);
+    assert_int_equal(gw_sequence_prefill(sequence, tiny->ids, tokens, 1, logits, NULL, NULL),
+                     PP_OK);
+    gw_sequence_close(sequence);
+    return fake.balanced;
+}
+
+static void a_long_prompt_is_measured_where_a_sketch_wants_it(void **state)
+{
+    (void)state;
+    struct tiny tiny = tiny_new(128, PP_BF16);
+    assert_int_equal(balanced_layers(&tiny, PP_SKETCH, true, GW_BALANCE_TOKENS - 1), 0);
+    assert_int_equal(balanced_layers(&tiny, PP_SKETCH, false, GW_BALANCE_TOKENS), 0);
+    assert_int_equal(balanced_layers(&tiny, PP_LSH, true, GW_BALANCE_TOKENS), 0);
+    assert_int_equal(balanced_layers(&tiny, PP_SKETCH, true, GW_BALANCE_TOKENS), LAYERS);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        double log_sum = 0.0;
+        double apart = 0.0;
+        for (uint32_t i = 0; i < WIDTH; i++) {
+            log_sum += log((double)fake.balances[layer][i]);
+            apart += fabs(log((double)fake.balances[layer][i]));
+        }
+        assert_true(fabs(log_sum) < 1e-4 && apart > 0.1);
+    }
+    tiny_free(&tiny);
+}
+
+static void a_balance_is_the_fourth_root_of_the_ratio_of_moments(void **state)
+{
+    (void)state;
+    enum { ROWS = 300, DIM = 8 };
+    struct tiny tiny = tiny_new(128, PP_F32);
+    struct gw_balance balance = {0};
+    struct pp_rng rng = {.seed = 5};
+    static float k[ROWS * WIDTH];
+    assert_int_equal(gw_balance_init(&tiny.engine->heads, &balance), PP_OK);
+    for (uint32_t i = 0; i < ROWS * WIDTH; i++) {
+        k[i] = (float)pp_rng_normal(&rng) * (float)(1 + i % DIM) + 3.0f;
+    }
+    for (uint32_t i = 0; i < WIDTH; i++) {
+        balance.q_squares[i] = i < DIM ? 1.0 + i : 0.0; /* nobody asks the second head */
+    }
+    assert_int_equal(gw_balance_measure(tiny.engine, &balance, k, ROWS), PP_OK);
+    double expected[DIM];
+    double mean = 0.0;
+    double k_mean = 0.0;
+    for (uint32_t d = 0; d < DIM; d++) {
+        k_mean += balance.k_squares[d] / DIM;
+    }
+    for (uint32_t d = 0; d < DIM; d++) {
+        /* About (1 + d)^2 ROWS around a mean of 3. */
+        double about = (1.0 + d) * (1.0 + d) * ROWS;
+        assert_true(balance.k_squares[d] > 0.7 * about && balance.k_squares[d] < 1.3 * about);
+        expected[d] = pow((balance.k_squares[d] + 0.01 * k_mean) / (1.0 + d + 0.01 * 4.5), 0.25);
+        mean += log(expected[d]) / DIM;
+    }
+    for (uint32_t d = 0; d < DIM; d++) {
+        assert_true(fabs((double)balance.values[d] * exp(mean) / expected[d] - 1.0) < 1e-6);
+        assert_true(balance.values[DIM + d] == 1.0f);
+    }
+    gw_balance_deinit(&balance);
+    tiny_free(&tiny);
 }
 
 static void a_lost_node_ends_the_sequence_with_its_error(void **state)
@@ -262,6 +337,8 @@ int main(void)
         cmocka_unit_test(tokens_are_counted_once_whenever_they_are_acknowledged),
         cmocka_unit_test(acknowledgements_that_never_come_are_waited_for_when_rows_are_full),
         cmocka_unit_test(short_sequences_never_ask_the_nodes),
+        cmocka_unit_test(a_long_prompt_is_measured_where_a_sketch_wants_it),
+        cmocka_unit_test(a_balance_is_the_fourth_root_of_the_ratio_of_moments),
         cmocka_unit_test(a_lost_node_ends_the_sequence_with_its_error),
         cmocka_unit_test(nodes_that_forget_what_they_acknowledged_are_found_out),
         cmocka_unit_test(a_step_accounts_for_time_and_keys),

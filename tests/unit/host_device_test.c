@@ -377,6 +377,42 @@ static void norm_bias_swiglu_and_embedding_follow_their_formulas(void **state)
     device->ops->destroy(device);
 }
 
+static void squares_are_summed_over_the_rows_and_heads_of_a_group(void **state)
+{
+    (void)state;
+    enum { DIM = 40, COUNT = 150 };
+    struct attend_case made = attend_case_new(2, 3, DIM, COUNT, 5);
+    struct gw_device *device = device_new(2, &made.heads);
+    float centre[3 * DIM];
+    double q_sums[3 * DIM];
+    double k_sums[3 * DIM];
+    for (uint32_t i = 0; i < 3 * DIM; i++) {
+        centre[i] = 0.25f;
+        q_sums[i] = k_sums[i] = 1.0; /* they are added to */
+    }
+    assert_int_equal(device->ops->query_squares(device, NULL, &made.heads, made.q, 5, q_sums),
+                     PP_OK);
+    assert_int_equal(
+        device->ops->key_squares(device, NULL, &made.heads, made.k, COUNT, centre, k_sums), PP_OK);
+    for (uint32_t i = 0; i < 3 * DIM; i++) {
+        double q_expected = 1.0;
+        double k_expected = 1.0;
+        for (uint32_t row = 0; row < 5 * 2; row++) {
+            uint32_t head = i / DIM * 2 + row % 2;
+            double q = (double)made.q[(row / 2 * 6 + head) * DIM + i % DIM];
+            q_expected += q * q;
+        }
+        for (uint32_t token = 0; token < COUNT; token++) {
+            double x = (double)pp_bf16_to_f32(made.k[token * 3 * DIM + i]) - 0.25;
+            k_expected += x * x;
+        }
+        assert_true(fabs(q_sums[i] / q_expected - 1.0) < 1e-9);
+        assert_true(fabs(k_sums[i] / k_expected - 1.0) < 1e-9);
+    }
+    attend_case_free(&made);
+    device->ops->destroy(device);
+}
+
 static void centres_and_signatures_are_those_of_each_head_alone(void **state)
 {
     (void)state;
@@ -436,6 +472,7 @@ int main(void)
         cmocka_unit_test(results_are_the_same_bits_at_any_number_of_threads),
         cmocka_unit_test(rope_turns_pairs_by_the_angle_of_the_position),
         cmocka_unit_test(norm_bias_swiglu_and_embedding_follow_their_formulas),
+        cmocka_unit_test(squares_are_summed_over_the_rows_and_heads_of_a_group),
         cmocka_unit_test(centres_and_signatures_are_those_of_each_head_alone),
         cmocka_unit_test(rows_of_unfilled_blocks_have_no_size),
     };

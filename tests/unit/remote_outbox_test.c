@@ -223,6 +223,62 @@ static void signed_rows_name_their_segment_and_carry_signatures_and_centre(void 
     world_free(&world);
 }
 
+/* Whether the part's last message brought the balance of its heads: 1 + its index. Its payload
+ * begins at message_begin of those logged. */
+static bool brought_balance(const struct fake_part *part, uint64_t message_begin)
+{
+    if (part->section_count == 2) {
+        return false;
+    }
+    assert_int_equal(part->section_count, 3);
+    assert_int_equal(part->section_kinds[2], PIGPEN__V1__SECTION_KIND__SECTION_KIND_BALANCE);
+    assert_int_equal(part->section_bytes[2], part->kv_head_count * FAKE_DIM * sizeof(float));
+    for (uint32_t i = 0; i < part->kv_head_count * FAKE_DIM; ++i) {
+        float value;
+        memcpy(&value, part->rows[1] + message_begin + part->section_offsets[2] + i * sizeof(value),
+               sizeof(value));
+        assert_true(value == (float)(1 + part->kv_head_begin * FAKE_DIM + i));
+    }
+    return true;
+}
+
+static void a_balance_comes_with_the_first_rows_of_each_part(void **state)
+{
+    (void)state;
+    float balance[4 * FAKE_DIM];
+    for (uint32_t i = 0; i < 4 * FAKE_DIM; ++i) {
+        balance[i] = (float)(1 + i);
+    }
+    for (uint32_t shard = 0; shard < 2; ++shard) {
+        struct world world = {.net = fake_net_new()};
+        struct gw_remote_config config;
+        struct gw_remote_sequence_config sequence = fake_sequence_config(20);
+        sequence.estimator = (struct pp_estimator){.kind = PP_SKETCH};
+        enum gw_shard how = shard == 0 ? GW_SHARD_TOKENS : GW_SHARD_KV_HEADS;
+        fake_remote_config(world.net, 2, how, &config);
+        assert_int_equal(gw_remote_new(&config, &world.remote), PP_OK);
+        assert_int_equal(gw_remote_sequence_open(world.remote, &sequence, &world.sequence), PP_OK);
+        assert_int_equal(gw_remote_balance(world.sequence, FAKE_LAYERS, balance),
+                         PP_INVALID_ARGUMENT);
+        assert_int_equal(gw_remote_balance(world.sequence, 1, balance), PP_OK);
+        const struct fake_part *first = &world.net->nodes[0].parts[0];
+        const struct fake_part *second = &world.net->nodes[1].parts[0];
+        assert_int_equal(append(&world, 1, 0, 6), PP_OK);
+        assert_int_equal(gw_remote_flush(world.sequence), PP_OK);
+        assert_true(brought_balance(first, 0));
+        uint64_t first_bytes = first->row_bytes[1];
+        assert_int_equal(append(&world, 1, 6, 9), PP_OK);
+        assert_int_equal(gw_remote_flush(world.sequence), PP_OK);
+        assert_false(brought_balance(first, first_bytes));
+        assert_int_equal(brought_balance(second, 0), shard == 0); /* whose first rows are these */
+        assert_int_equal(gw_remote_balance(world.sequence, 1, balance), PP_INVALID_ARGUMENT);
+        world_free(&world);
+    }
+    struct world exact = world_new(2, GW_SHARD_TOKENS, 20, 1 << 20);
+    assert_int_equal(gw_remote_balance(exact.sequence, 1, balance), PP_INVALID_ARGUMENT);
+    world_free(&exact);
+}
+
 static void segments_end_at_the_borders_of_parts_and_of_65472_rows(void **state)
 {
     (void)state;
@@ -432,6 +488,7 @@ int main(void)
         cmocka_unit_test(token_spans_reach_their_nodes_whole),
         cmocka_unit_test(kv_head_shards_get_their_heads_of_every_token),
         cmocka_unit_test(signed_rows_name_their_segment_and_carry_signatures_and_centre),
+        cmocka_unit_test(a_balance_comes_with_the_first_rows_of_each_part),
         cmocka_unit_test(segments_end_at_the_borders_of_parts_and_of_65472_rows),
         cmocka_unit_test(appends_larger_than_the_outbox_wait_and_arrive),
         cmocka_unit_test(rows_out_of_order_are_refused),
