@@ -3,10 +3,15 @@
 says that the run did not do what it should: a node that holds nothing, an estimator not used.
 
 usage: quickstart_table.py WORK_FOLDER [JSON_PATH]
+       quickstart_table.py --short WORK_FOLDER   exits with 0 when the text was too short for an
+                                                 index on any node, the only reason why eval may fail
 """
 import json
 import sys
 from pathlib import Path
+
+
+INDEX_TOKENS_MIN = 1024  # attn-node --index-tokens-min
 
 
 def lines_of(path):
@@ -15,6 +20,18 @@ def lines_of(path):
 
 def row(name, value, note=""):
     print(f"  {name:<34} {value:>14}  {note}".rstrip())
+
+
+def too_short(entry):
+    """No node held enough for an index: nothing could be sampled."""
+    return max(entry["tokens_held"].values(), default=INDEX_TOKENS_MIN) < INDEX_TOKENS_MIN
+
+
+def short():
+    entries = lines_of(Path(sys.argv[2]) / "eval.json")
+    unused = [entry for entry in entries
+              if entry["estimator"] != "exact" and not entry["estimator_used"]]
+    sys.exit(0 if unused and all(map(too_short, unused)) else 1)
 
 
 def main():
@@ -39,6 +56,10 @@ def main():
     print("  keys read: by a query head, and distinct ones by its group")
     print(f"  {'estimator':<14} {'q head':>8} {'group':>8} {'KL, nats':>10} {'top-1 agrees':>13} {'perplexity':>11}")
     for name, entry in evals.items():
+        if name != "exact" and too_short(entry):
+            print(f"  {name:<14} left out: no node held {INDEX_TOKENS_MIN:,} tokens of this text, "
+                  "so that it was read exactly")
+            continue
         print(f"  {name:<14} {100 * entry['rows_share_q_head']:>6.1f} % {100 * entry['rows_share']:>6.1f} % "
               f"{entry['kl_mean']:>10.4f} "
               f"{100 * entry['top1_agreement']:>11.1f} % {entry['ppl']:>11.3f}")
@@ -68,7 +89,7 @@ def main():
     faults = [f"{node} holds no tokens" for node, tokens in held.items() if tokens == 0]
     if not held:
         faults.append("no node holds tokens")
-    if not run["estimator_used"] and run["prompt_tokens"] > 2048:
+    if not run["estimator_used"] and not too_short(run):
         faults.append(f"the estimator {run['estimator']} was not used")
     if not run["answer"].strip():
         faults.append("the answer is empty")
@@ -77,4 +98,6 @@ def main():
     sys.exit(1 if faults else 0)
 
 
+if sys.argv[1] == "--short":
+    short()
 main()

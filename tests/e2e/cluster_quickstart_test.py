@@ -98,6 +98,15 @@ class QuickstartTest(unittest.TestCase):
         self.assertEqual(list(self.temporary.iterdir()), [])
         self.assertEqual(processes_with(f"TMPDIR={self.temporary}".encode()), [])
 
+    def test_a_text_too_short_for_an_index_leaves_the_row_out(self):
+        self.text.write_text(TEXT.read_text()[:3000])
+        running = self.start("--model", MODEL, "--text", str(self.text), "--max-tokens", "8",
+                             "--nodes", "2")
+        said = running.communicate(timeout=500)[0].decode(errors="replace")
+        self.assertEqual(running.returncode, 0, said)
+        self.assertRegex(said, r"(?m)^  lsh +left out: no node held 1,024 tokens of this text")
+        self.assertEqual(list(self.temporary.iterdir()), [])
+
     def test_an_end_in_any_phase_leaves_nothing(self):
         for phase, pattern in PHASES.items():
             for number, send in SIGNALS:
