@@ -60,6 +60,7 @@ struct an_open_args {
     uint64_t reserve_bytes;  /* at least, for rows and indexes */
     uint64_t reserve_tokens; /* what they need; at most PP_TOKENS_PER_PART_MAX */
     uint64_t generation;
+    uint64_t lease_us; /* asked for; out: granted. 0 or above the node's: the node's */
     /* out */
     uint64_t handle;
     uint64_t held_generation;

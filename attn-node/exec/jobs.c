@@ -37,6 +37,7 @@ static struct an_part_layers open_layers(const struct an_open_args *args)
 static void open_answer(const struct an_part *part, bool existed, struct an_open_args *args)
 {
     args->handle = part->handle;
+    args->lease_us = part->lease_us;
     args->held_generation = part->generation;
     args->existed = existed;
     for (uint32_t i = 0; i < part->spec.shape.layers && args->held_tokens != NULL; i++) {
@@ -98,6 +99,7 @@ static enum pp_status open_new(struct an_exec *exec, struct an_job *job,
         return status;
     }
     part->generation = args->generation;
+    part->lease_us = args->lease_us;
     status = open_memory(exec, job, part);
     if (status == PP_OK) {
         status = an_table_add(&exec->table, part, pp_clock_now_us(&exec->config.clock));

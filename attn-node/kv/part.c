@@ -134,6 +134,7 @@ enum pp_status an_part_fork(const struct an_part *from, const uint8_t *sequence_
     struct an_part *part;
     PP_TRY(part_make(&spec, from->params, &part));
     part->generation = generation;
+    part->lease_us = from->lease_us;
     part->forked = true;
     part->fork_source = from->handle;
     part->fork_held_tokens = held_tokens;

@@ -49,6 +49,7 @@ struct an_part {
     uint64_t fork_source, fork_held_tokens, fork_generation;
     /* The last truncate, for asking again. */
     uint64_t truncate_held_tokens;
+    uint64_t lease_us; /* from touch to end; the table puts its own for 0 and for more */
     /* Links of the table. */
     uint64_t lease_end_us;
     struct an_part *lease_older, *lease_newer;

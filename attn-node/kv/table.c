@@ -94,11 +94,15 @@ static void lease_unlink(struct an_table *table, struct an_part *part)
 
 static void lease_push(struct an_table *table, struct an_part *part, uint64_t now_us)
 {
-    part->lease_end_us = now_us + table->lease_us;
-    part->lease_older = table->newest;
-    part->lease_newer = NULL;
-    *(table->newest != NULL ? &table->newest->lease_newer : &table->oldest) = part;
-    table->newest = part;
+    part->lease_end_us = now_us + part->lease_us;
+    struct an_part *older = table->newest;
+    while (older != NULL && older->lease_end_us > part->lease_end_us) {
+        older = older->lease_older; /* past parts with longer leases */
+    }
+    part->lease_older = older;
+    part->lease_newer = older != NULL ? older->lease_newer : table->oldest;
+    *(older != NULL ? &older->lease_newer : &table->oldest) = part;
+    *(part->lease_newer != NULL ? &part->lease_newer->lease_older : &table->newest) = part;
 }
 
 static struct an_part *look_up(const struct an_table *table, uint64_t handle)
@@ -117,6 +121,9 @@ enum pp_status an_table_add(struct an_table *table, struct an_part *part, uint64
         PP_TRY(pp_rng_system(&handle, sizeof(handle)));
     } while (handle == 0 || look_up(table, handle) != NULL);
     part->handle = handle;
+    if (part->lease_us == 0 || part->lease_us > table->lease_us) {
+        part->lease_us = table->lease_us;
+    }
     if (table->count >= table->buckets && table->buckets < (1u << 30)) {
         grow(table);
     }

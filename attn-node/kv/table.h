@@ -1,7 +1,7 @@
 /*
  * All parts of a node: by handle for requests, by part id for opens that are asked again, and by
- * lease. Handles are random and never given twice. Every touch moves a part to the young end of the
- * lease list, which is therefore in order of lease end.
+ * lease. Handles are random and never given twice. Every touch moves a part in the lease list,
+ * which is in order of lease end: to its young end, but for parts with longer leases.
  * Threads: the exec thread.
  */
 #ifndef PIGPEN_ATTN_NODE_KV_TABLE_H

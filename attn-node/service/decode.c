@@ -222,6 +222,7 @@ enum pp_status an_decode_open(const Pigpen__V1__OpenPartRequest *request, uint64
     }
     args->reserve_bytes = request->reserve_bytes;
     args->reserve_tokens = request->reserve_tokens;
+    args->lease_us = request->lease_ms < UINT64_MAX / 1000 ? request->lease_ms * 1000 : UINT64_MAX;
     args->generation = request->generation;
     return an_decode_take(arena, PP_LAYERS_MAX, sizeof(uint64_t), &args->held_tokens);
 }

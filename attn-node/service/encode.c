@@ -56,7 +56,7 @@ const ProtobufCMessage *an_encode_open(struct an_service *service, struct an_req
     out->handle = args->handle;
     out->incarnation = service->config.incarnation;
     out->generation = args->held_generation;
-    out->lease_ms = service->config.lease_us / 1000;
+    out->lease_ms = args->lease_us / 1000;
     an_encode_limits(&scratch->limits);
     out->limits = &scratch->limits;
     for (uint32_t index = 0; index < AN_FEATURE_COUNT; ++index) {

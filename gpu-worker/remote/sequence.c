@@ -19,6 +19,8 @@
 #define SERVICE          "/pigpen.v1.AttentionService/"
 #define CLOSE_TIMEOUT_US 500000u
 #define LEASE_DEFAULT_US 600000000ull
+/* A node that was away when its part was closed frees it so long after the worker's last word. */
+#define LEASE_ASKED_MS 60000u
 
 /* Failure. */
 
@@ -419,6 +421,7 @@ static enum pp_status start_open(struct gw_part *part, struct gw_unary *unary)
     request.dense_layers = sequence->dense_layers;
     request.n_dense_layers = config->dense_layer_count;
     request.generation = sequence->generation;
+    request.lease_ms = LEASE_ASKED_MS;
     request.reserve_tokens =
         gw_route_part_tokens(&sequence->route, part->index, config->tokens_expected);
     return gw_unary_start(unary, part->node, SERVICE "OpenPart",

@@ -345,6 +345,39 @@ static void a_lease_ends_on_the_clock_and_any_call_renews_it(void **state)
     fixture_stop(&fixture);
 }
 
+static void parts_with_leases_of_their_own_end_in_their_order(void **state)
+{
+    (void)state;
+    static const uint64_t asked[] = {500, 0, 300, 5000, 800};
+    static const uint64_t granted[] = {500, 1000, 300, 1000, 800};
+    struct fixture fixture = {.now_us = 1};
+    struct an_exec_config config = fixture_config(&fixture);
+    uint64_t handles[5];
+    config.lease_us = 1000;
+    fixture_start(&fixture, &config);
+    for (uint32_t i = 0; i < 5; i++) {
+        fixture.job.open = shape_open(&small, (uint8_t)(i + 1));
+        fixture.job.open.lease_us = asked[i];
+        assert_int_equal(fixture_run(&fixture, AN_JOB_OPEN), PP_OK);
+        assert_int_equal(fixture.job.open.lease_us, granted[i]);
+        handles[i] = fixture.job.open.handle;
+    }
+    fixture.now_us = 201; /* what ended first now ends with the next */
+    assert_int_equal(fixture_append(&fixture, handles[2], 1, &small, 0, 0, 10, 8, false), PP_OK);
+    static const struct {
+        uint64_t now_us, parts;
+    } left[] = {{500, 5}, {501, 3}, {800, 3}, {801, 2}, {1000, 2}, {1001, 0}};
+    for (uint32_t i = 0; i < sizeof(left) / sizeof(left[0]); i++) {
+        struct an_exec_usage usage;
+        fixture.now_us = left[i].now_us;
+        (void)an_exec_poll(fixture.exec, 0);
+        an_exec_usage(fixture.exec, &usage);
+        assert_int_equal(usage.parts, left[i].parts);
+    }
+    fixture_expect_empty(&fixture);
+    fixture_stop(&fixture);
+}
+
 static void parts_are_listed_in_pages_and_evicted_only_by_force_while_leased(void **state)
 {
     (void)state;
@@ -485,6 +518,7 @@ int main(void)
         cmocka_unit_test(an_open_for_tokens_keeps_room_for_their_rows_and_indexes),
         cmocka_unit_test(an_open_that_finds_no_memory_says_what_it_lacks),
         cmocka_unit_test(a_lease_ends_on_the_clock_and_any_call_renews_it),
+        cmocka_unit_test(parts_with_leases_of_their_own_end_in_their_order),
         cmocka_unit_test(parts_are_listed_in_pages_and_evicted_only_by_force_while_leased),
         cmocka_unit_test(attends_pass_what_waits_but_every_seventeenth_job_is_another),
         cmocka_unit_test(a_full_queue_refuses_order_is_kept_and_the_rest_is_cancelled),

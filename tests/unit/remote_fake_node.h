@@ -199,7 +199,8 @@ static inline void fake_open(struct pp_call *call, const Pigpen__V1__OpenPartReq
     answer.handle = part->handle;
     answer.incarnation = node->incarnation;
     answer.generation = part->generation;
-    answer.lease_ms = node->lease_ms;
+    bool shorter = request->lease_ms > 0 && request->lease_ms < node->lease_ms;
+    answer.lease_ms = shorter ? request->lease_ms : node->lease_ms;
     fake_finish(call, &answer.base);
 }
 
