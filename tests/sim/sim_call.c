@@ -21,6 +21,23 @@ void sim_item_free(struct sim_item *item)
     free(item);
 }
 
+/* The sender goes: what it said stays on the way, its memory does not. */
+void sim_item_keep(struct sim_item *item)
+{
+    if (item->copied || item->payload.release == NULL) {
+        return;
+    }
+    uint8_t *copy = malloc(item->payload.bytes + 1);
+    PP_ASSERT(copy != NULL);
+    if (item->payload.bytes != 0) {
+        memcpy(copy, item->payload.data, item->payload.bytes);
+    }
+    item->payload.release(item->payload.context);
+    item->payload.data = copy;
+    item->payload.release = NULL;
+    item->copied = true;
+}
+
 struct sim_item *sim_item_new(const void *header, size_t header_bytes,
                               const struct pp_payload *payload)
 {

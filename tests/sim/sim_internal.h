@@ -189,6 +189,8 @@ void sim_post_local(struct pp_sim_net *net, struct sim_stream *stream,
 void sim_digest(struct pp_sim_net *net, uint64_t value);
 /* Applies all events that are due. */
 void sim_apply_due(struct pp_sim_net *net);
+/* What an endpoint has sent and is still on the way no longer needs its memory. */
+void sim_keep_sent(struct pp_sim_net *net, const struct sim_endpoint *sender);
 struct sim_endpoint *sim_listener(struct pp_sim_net *net, const char *address);
 void sim_stream_release(struct sim_stream *stream);
 size_t sim_poll(struct pp_transport *transport, uint64_t until_us);
@@ -197,6 +199,8 @@ size_t sim_poll(struct pp_transport *transport, uint64_t until_us);
 struct sim_item *sim_item_new(const void *header, size_t header_bytes,
                               const struct pp_payload *payload);
 void sim_item_free(struct sim_item *item);
+/* Copies a payload that is its sender's, and releases that. */
+void sim_item_keep(struct sim_item *item);
 struct sim_end sim_end_of(enum pp_status status, const char *message);
 struct pp_call *sim_call_new(struct sim_endpoint *endpoint, struct pp_channel *channel,
                              struct sim_stream *stream, int side);

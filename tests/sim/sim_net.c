@@ -318,6 +318,22 @@ static void apply(struct pp_sim_net *net, struct sim_event *event)
     event_drop(event);
 }
 
+static void keep_items(struct sim_event *events, size_t count, const struct sim_endpoint *sender)
+{
+    for (size_t i = 0; i < count; ++i) {
+        struct sim_connection *connection = events[i].connection;
+        if (events[i].item != NULL && connection->ends[1 - events[i].to] == sender) {
+            sim_item_keep(events[i].item);
+        }
+    }
+}
+
+void sim_keep_sent(struct pp_sim_net *net, const struct sim_endpoint *sender)
+{
+    keep_items(net->heap, net->heap_count, sender);
+    keep_items(net->held, net->held_count, sender);
+}
+
 void sim_apply_due(struct pp_sim_net *net)
 {
     while (net->heap_count != 0 && net->heap[0].at_us <= net->now_us) {

@@ -229,6 +229,7 @@ static void destroy(struct pp_transport *transport)
     while (endpoint->channels != NULL) {
         channel_close(endpoint->channels);
     }
+    sim_keep_sent(net, endpoint);
     for (struct sim_connection *at = net->connections; at != NULL; at = at->next) {
         for (int side = 0; side < 2; ++side) {
             if (at->ends[side] == endpoint) {
