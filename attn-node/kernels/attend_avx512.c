@@ -30,18 +30,7 @@ PP_INLINE void score_block(enum pp_dtype dtype, const uint32_t H, const uint8_t 
 {
     const uint32_t R = H == 1 ? 16 : H == 2 ? 8 : 4;
     for (uint32_t r = 0; r < AN_BLOCK; r += R) {
-        __m512 dots = an_dots(dtype, H, R, rows + r, tile->q, chunks);
-        if (H == 1) {
-            _mm512_store_ps(tile->weights, dots);
-        } else if (H == 2) {
-            _mm256_store_ps(tile->weights + r, _mm512_castps512_ps256(dots));
-            _mm256_store_ps(tile->weights + AN_BLOCK + r, _mm512_extractf32x8_ps(dots, 1));
-        } else {
-            _mm_store_ps(tile->weights + r, _mm512_castps512_ps128(dots));
-            _mm_store_ps(tile->weights + AN_BLOCK + r, _mm512_extractf32x4_ps(dots, 1));
-            _mm_store_ps(tile->weights + 2 * AN_BLOCK + r, _mm512_extractf32x4_ps(dots, 2));
-            _mm_store_ps(tile->weights + 3 * AN_BLOCK + r, _mm512_extractf32x4_ps(dots, 3));
-        }
+        an_store_dots(H, r, an_dots(dtype, H, R, rows + r, tile->q, chunks), tile->weights);
     }
 }
 

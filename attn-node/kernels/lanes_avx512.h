@@ -277,4 +277,20 @@ PP_INLINE void an_prepare_q(enum pp_dtype dtype, uint32_t dim, const float *q, f
     }
 }
 
+/* Sixteen dots of an_dots, those of R = 16 / H rows from `row` on, to scores [head][AN_BLOCK]. */
+PP_INLINE void an_store_dots(const uint32_t H, uint32_t row, __m512 dots, float *scores)
+{
+    if (H == 1) {
+        _mm512_store_ps(scores, dots);
+    } else if (H == 2) {
+        _mm256_store_ps(scores + row, _mm512_castps512_ps256(dots));
+        _mm256_store_ps(scores + AN_BLOCK + row, _mm512_extractf32x8_ps(dots, 1));
+    } else {
+        _mm_store_ps(scores + row, _mm512_castps512_ps128(dots));
+        _mm_store_ps(scores + AN_BLOCK + row, _mm512_extractf32x4_ps(dots, 1));
+        _mm_store_ps(scores + 2 * AN_BLOCK + row, _mm512_extractf32x4_ps(dots, 2));
+        _mm_store_ps(scores + 3 * AN_BLOCK + row, _mm512_extractf32x4_ps(dots, 3));
+    }
+}
+
 #endif
