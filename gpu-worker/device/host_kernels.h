@@ -42,6 +42,12 @@ struct gw_host_kernels {
     float (*square_sum)(const float *x, uint32_t count);
 };
 
+/* K and V of these types lie as weights do; int8 does not. */
+static inline enum gw_weight_type gw_weight_type_of(enum pp_dtype dtype)
+{
+    return dtype == PP_F32 ? GW_WEIGHT_F32 : dtype == PP_BF16 ? GW_WEIGHT_BF16 : GW_WEIGHT_F16;
+}
+
 extern const struct gw_host_kernels gw_host_kernels_scalar;
 extern const struct gw_host_kernels gw_host_kernels_avx2;
 extern const struct gw_host_kernels gw_host_kernels_avx512;

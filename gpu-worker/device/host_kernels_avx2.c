@@ -335,10 +335,7 @@ static void avx2_widen(enum pp_dtype dtype, const void *row, uint32_t count, flo
         avx2_widen_int8(row, count, out);
         return;
     }
-    enum gw_weight_type type = dtype == PP_F32    ? GW_WEIGHT_F32
-                               : dtype == PP_BF16 ? GW_WEIGHT_BF16
-                                                  : GW_WEIGHT_F16;
-    avx2_dequantize(type, row, count, out);
+    avx2_dequantize(gw_weight_type_of(dtype), row, count, out);
 }
 
 static void avx2_scores(const float *q, uint32_t dim, const float *keys, uint32_t stride,
