@@ -115,6 +115,26 @@ class QuickstartTest(unittest.TestCase):
                                                str(self.text), "--max-tokens", "400")
                     self.check_nothing_is_left(number, status, said)
 
+    def test_an_end_while_a_node_is_asked_leaves_nothing(self):
+        # A node that says when it is asked for its health, and an asker that gets no answer.
+        programs = self.folder / "programs"
+        asked = self.folder / "asked"
+        for name, script in (
+                ("gpu-worker/gpu-worker", "exit 1"),
+                ("attn-node/attn-node", f'echo 1 >"$6"; until [ -e {asked} ]; do sleep .1; done; '
+                                        "echo asked; sleep 100"),
+                ("deploy/ctl/pigpenctl", f"touch {asked}; sleep 100")):
+            program = programs / name
+            program.parent.mkdir(parents=True, exist_ok=True)
+            program.write_text(f"#!/bin/sh\n{script}\n")
+            program.chmod(0o755)
+        for number, send in SIGNALS:
+            with self.subTest(signal=number.name):
+                asked.unlink(missing_ok=True)
+                status, said = self.end_at(r"asked", send, "--programs", str(programs),
+                                           "--model", MODEL)
+                self.check_nothing_is_left(number, status, said)
+
     def test_an_end_in_the_download_leaves_nothing(self):
         # A tree of its own, without a model, and an index that takes connections and is silent.
         deploy = self.folder / "tree" / "deploy"
