@@ -130,7 +130,8 @@ static enum pp_status fill(const struct decode_settings *settings, uint32_t inde
     uint64_t seed = MADE_UP_SEED + 1000u * (uint64_t)index;
     uint64_t count = settings->synthetic_kv + PP_SINK_TOKENS + PP_RECENT_TOKENS;
     PP_TRY(open_sequence(settings, index, count));
-    enum pp_status status = gw_sequence_fill(model.sequences[index], count, make_up, &seed);
+    const struct gw_fill from = {.count = count, .rows = make_up, .context = &seed};
+    enum pp_status status = gw_sequence_fill(model.sequences[index], &from);
     if (status != PP_OK) {
         gw_worker_explain(stderr, "making up keys and values", status, model.sequences[index]);
     }

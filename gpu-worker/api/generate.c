@@ -183,7 +183,7 @@ static size_t generate_options(struct generate *generate, struct pp_option *tabl
 
 static bool generate_progress(void *context, enum gw_phase phase, uint64_t done, uint64_t total)
 {
-    static const char *const labels[] = {"prefill", "store", "index"};
+    static const char *const labels[] = {"prefill", "store", "index", "load"};
     struct generate *generate = context;
     if (!generate->worker_options.quiet) {
         gw_progress_show(&generate->progress, labels[phase], done, total);

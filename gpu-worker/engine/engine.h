@@ -93,9 +93,9 @@ PP_MUST_USE enum pp_status gw_sequence_open(struct gw_engine *engine,
                                             struct gw_sequence **sequence_out);
 void gw_sequence_close(struct gw_sequence *sequence);
 
-enum gw_phase { GW_PHASE_PREFILL, GW_PHASE_STORE, GW_PHASE_INDEX };
-/* done of total: tokens x layers computed, or tokens the nodes stored or indexed. false ends what
- * is being done: PP_CANCELLED. */
+enum gw_phase { GW_PHASE_PREFILL, GW_PHASE_STORE, GW_PHASE_INDEX, GW_PHASE_FILL };
+/* done of total: tokens x layers computed or filled, or tokens the nodes stored or indexed. false
+ * ends what is being done: PP_CANCELLED. */
 typedef bool gw_progress_fn(void *context, enum gw_phase phase, uint64_t done, uint64_t total);
 
 /* Runs `count` tokens. logits_out [logit_rows][vocab] (host memory) gets the logits of the last
@@ -107,14 +107,30 @@ PP_MUST_USE enum pp_status gw_sequence_prefill(struct gw_sequence *sequence, con
                                                float *logits_out, gw_progress_fn *progress,
                                                void *context);
 
-/* Instead of a prefill: K and V of `count` tokens from wherever `rows` has them. It is asked layer
- * by layer, in order, for [count][kv heads] vectors of kv_dtype in host memory, at most
- * GW_BULK_TOKENS tokens at once; a status of its own ends the fill and the sequence. Otherwise as a
- * prefill. */
+/* Gives K and V of tokens [start, start + count): [count][kv heads] vectors of kv_dtype in host
+ * memory, at most GW_BULK_TOKENS tokens at once. */
 typedef enum pp_status gw_rows_fn(void *context, uint32_t layer, uint64_t start, uint32_t count,
                                   void *k_out, void *v_out);
-PP_MUST_USE enum pp_status gw_sequence_fill(struct gw_sequence *sequence, uint64_t count,
-                                            gw_rows_fn *rows, void *context);
+/* Instead of a prefill: K and V of tokens from wherever `rows` has them. It is asked layer by
+ * layer, in order; a status of its own ends the fill and the sequence. Otherwise as a prefill. */
+struct gw_fill {
+    uint64_t count; /* tokens */
+    gw_rows_fn *rows;
+    void *context;            /* rows' */
+    const float *balances;    /* [layers][kv head][dim] of a sketch; NULL: none */
+    gw_progress_fn *progress; /* may be NULL */
+    void *progress_context;
+};
+PP_MUST_USE enum pp_status gw_sequence_fill(struct gw_sequence *sequence,
+                                            const struct gw_fill *from);
+
+/* The rows of tokens [start, start + count) of a layer, count at most GW_BULK_TOKENS, from here and
+ * from the nodes, as gw_rows_fn gives them. PP_OUT_OF_RANGE; errors of nodes end the sequence. */
+PP_MUST_USE enum pp_status gw_sequence_read(struct gw_sequence *sequence, uint32_t layer,
+                                            uint64_t start, uint32_t count, void *k_out,
+                                            void *v_out);
+/* What the nodes balance a layer's sketches with, [kv head][dim]; NULL: nothing. */
+const float *gw_sequence_balance_of(const struct gw_sequence *sequence, uint32_t layer);
 
 /* How nodes attend from the next step on: exactly, or as the sequence was opened; kind NONE: the
  * latter. Another estimator than these two is refused by the nodes. */

@@ -9,12 +9,19 @@
 
 struct fill {
     struct gw_sequence *sequence;
-    uint64_t count;
+    const struct gw_fill *from;
     uint64_t leaving; /* tokens behind the sink that go to the nodes */
-    gw_rows_fn *rows;
-    void *context;
-    void *k, *v; /* [GW_BULK_TOKENS] rows on the host */
+    void *k, *v;      /* [GW_BULK_TOKENS] rows on the host */
 };
+
+static enum pp_status fill_report(const struct fill *fill, enum gw_phase phase, uint64_t done,
+                                  uint64_t total)
+{
+    const struct gw_fill *from = fill->from;
+    bool go_on =
+        from->progress == NULL || from->progress(from->progress_context, phase, done, total);
+    return go_on ? PP_OK : PP_CANCELLED;
+}
 
 /* Rows that stay: `row` is where they lie among those that are here. */
 static enum pp_status fill_here(struct fill *fill, uint32_t layer, uint64_t start, uint32_t count,
@@ -25,7 +32,7 @@ static enum pp_status fill_here(struct fill *fill, uint32_t layer, uint64_t star
     const struct gw_device_ops *ops = engine->device->ops;
     struct gw_sequence_layer *kept = &sequence->layers[layer];
     uint64_t at = row * sequence->row_bytes, bytes = count * sequence->row_bytes;
-    PP_TRY(fill->rows(fill->context, layer, start, count, fill->k, fill->v));
+    PP_TRY(fill->from->rows(fill->from->context, layer, start, count, fill->k, fill->v));
     PP_TRY(ops->copy_in(engine->device, engine->stream, (uint8_t *)kept->k + at, fill->k, bytes));
     PP_TRY(ops->copy_in(engine->device, engine->stream, (uint8_t *)kept->v + at, fill->v, bytes));
     return ops->synchronize(engine->device, engine->stream); /* k and v are filled again */
@@ -33,28 +40,48 @@ static enum pp_status fill_here(struct fill *fill, uint32_t layer, uint64_t star
 
 static enum pp_status fill_there(struct fill *fill, uint32_t layer, uint64_t start, uint32_t count)
 {
-    PP_TRY(fill->rows(fill->context, layer, start, count, fill->k, fill->v));
+    PP_TRY(fill->from->rows(fill->from->context, layer, start, count, fill->k, fill->v));
     return gw_remote_append(fill->sequence->remote, layer, start - PP_SINK_TOKENS, count, fill->k,
                             fill->v, true);
+}
+
+static enum pp_status fill_balance(struct fill *fill, uint32_t layer)
+{
+    const struct gw_heads *heads = &fill->sequence->engine->heads;
+    if (!fill->sequence->balance || fill->from->balances == NULL || fill->leaving == 0) {
+        return PP_OK;
+    }
+    uint64_t at = (uint64_t)layer * heads->kv_heads * heads->head_dim;
+    return gw_remote_balance(fill->sequence->remote, layer, fill->from->balances + at);
+}
+
+static bool fill_indexed(void *context, uint64_t indexed, uint64_t total)
+{
+    return fill_report(context, GW_PHASE_INDEX, indexed, total) == PP_OK;
 }
 
 /* The sink, what leaves, and the rest, each in pieces of at most GW_BULK_TOKENS. */
 static enum pp_status fill_layer(struct fill *fill, uint32_t layer)
 {
-    uint64_t sink = fill->count < PP_SINK_TOKENS ? fill->count : PP_SINK_TOKENS;
-    const uint64_t borders[3] = {sink, sink + fill->leaving, fill->count};
+    const struct gw_engine_info *info = &fill->sequence->engine->info;
+    uint64_t count = fill->from->count;
+    uint64_t sink = count < PP_SINK_TOKENS ? count : PP_SINK_TOKENS;
+    const uint64_t borders[3] = {sink, sink + fill->leaving, count};
     uint64_t start = 0;
+    PP_TRY(fill_balance(fill, layer));
     for (uint32_t piece = 0; piece < 3; piece++) {
         while (start < borders[piece]) {
             uint64_t left = borders[piece] - start;
-            uint32_t count = left < GW_BULK_TOKENS ? (uint32_t)left : GW_BULK_TOKENS;
+            uint32_t rows = left < GW_BULK_TOKENS ? (uint32_t)left : GW_BULK_TOKENS;
             if (piece == 1) {
-                PP_TRY(fill_there(fill, layer, start, count));
+                PP_TRY(fill_there(fill, layer, start, rows));
             } else {
                 uint64_t row = piece == 0 ? start : start - fill->leaving;
-                PP_TRY(fill_here(fill, layer, start, count, row));
+                PP_TRY(fill_here(fill, layer, start, rows, row));
             }
-            start += count;
+            start += rows;
+            PP_TRY(fill_report(fill, GW_PHASE_FILL, layer * count + start,
+                               info->shape.layers * count));
         }
     }
     return PP_OK;
@@ -72,26 +99,22 @@ static enum pp_status fill_run(struct fill *fill)
     for (uint32_t layer = 0; layer < sequence->engine->info.shape.layers; layer++) {
         PP_TRY(fill_layer(fill, layer));
     }
-    sequence->length = fill->count;
+    sequence->length = fill->from->count;
     sequence->handed = fill->leaving;
     sequence->dropped = fill->leaving;
-    return fill->leaving == 0 ? PP_OK : gw_remote_seal(sequence->remote, NULL, NULL);
+    return fill->leaving == 0 ? PP_OK : gw_remote_seal(sequence->remote, fill_indexed, fill);
 }
 
-enum pp_status gw_sequence_fill(struct gw_sequence *sequence, uint64_t count, gw_rows_fn *rows,
-                                void *context)
+enum pp_status gw_sequence_fill(struct gw_sequence *sequence, const struct gw_fill *from)
 {
     if (sequence->broken || sequence->length != 0) {
         return PP_FAILED_PRECONDITION;
     }
-    if (count == 0 || count > sequence->tokens_expected) {
+    if (from->count == 0 || from->count > sequence->tokens_expected) {
         return PP_OUT_OF_RANGE;
     }
-    struct fill fill = {.sequence = sequence,
-                        .count = count,
-                        .leaving = gw_sequence_leaving(sequence, count),
-                        .rows = rows,
-                        .context = context};
+    struct fill fill = {
+        .sequence = sequence, .from = from, .leaving = gw_sequence_leaving(sequence, from->count)};
     enum pp_status status = fill_run(&fill);
     sequence->broken = status != PP_OK;
     free(fill.v);

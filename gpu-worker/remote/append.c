@@ -70,12 +70,18 @@ enum pp_status gw_remote_balance(struct gw_remote_sequence *sequence, uint32_t l
     return PP_OK;
 }
 
+const float *gw_remote_balance_of(const struct gw_remote_sequence *sequence, uint32_t layer)
+{
+    bool balanced = sequence->balances != NULL && balance_of(sequence, layer)[0] > 0.0f;
+    return balanced ? balance_of(sequence, layer) : NULL;
+}
+
 /* A part's first rows of a layer bring its balance. */
 static void add_balance(const struct gw_remote_sequence *sequence, uint32_t layer,
                         struct gw_rows *rows)
 {
-    if (sequence->balances != NULL && balance_of(sequence, layer)[0] > 0.0f) {
-        rows->balance = balance_of(sequence, layer);
+    if (gw_remote_balance_of(sequence, layer) != NULL) {
+        rows->balance = gw_remote_balance_of(sequence, layer);
         rows->balance_bytes = sequence->config.shape.head_dim * (uint32_t)sizeof(float);
     }
 }

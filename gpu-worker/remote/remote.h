@@ -113,6 +113,8 @@ PP_MUST_USE enum pp_status gw_remote_append_signed(struct gw_remote_sequence *se
  * handed over yet. PP_INVALID_ARGUMENT, also where the estimator is no sketch. */
 PP_MUST_USE enum pp_status gw_remote_balance(struct gw_remote_sequence *sequence, uint32_t layer,
                                              const float *balance);
+/* What a layer is balanced with, [kv head][dim]; NULL: nothing. */
+const float *gw_remote_balance_of(const struct gw_remote_sequence *sequence, uint32_t layer);
 /* Where the segment that starts at `begin` must end, at most at `end` > begin: no part's border is
  * inside, and a part's segments begin every PP_SEGMENT_TOKENS_MAX rows, as where nodes seal. */
 uint64_t gw_remote_segment_end(const struct gw_remote_sequence *sequence, uint64_t begin,
@@ -132,6 +134,12 @@ gw_remote_seal(struct gw_remote_sequence *sequence,
                bool (*progress)(void *context, uint64_t indexed, uint64_t total), void *context);
 PP_MUST_USE enum pp_status gw_remote_truncate(struct gw_remote_sequence *sequence,
                                               uint64_t held_tokens);
+
+/* Reads rows that were handed over back, counted and laid out as gw_remote_append has them; first
+ * waits until all is acknowledged. PP_OUT_OF_RANGE: more than was handed over. A failure of a node
+ * ends the sequence. */
+PP_MUST_USE enum pp_status gw_remote_read(struct gw_remote_sequence *sequence, uint32_t layer,
+                                          uint64_t start, uint32_t count, void *k_out, void *v_out);
 
 /* Attend of one layer: q [q row][q head][dim] f32 over the first held_tokens. Begin sends at once
  * and returns; wait gives the merged partials of all parts. At most one in flight a sequence.

@@ -97,6 +97,24 @@ enum pp_status gw_remote_balance(struct gw_remote_sequence *sequence, uint32_t l
     return PP_OK;
 }
 
+const float *gw_remote_balance_of(const struct gw_remote_sequence *sequence, uint32_t layer)
+{
+    (void)sequence;
+    return fake.balances[layer][0] > 0.0f ? fake.balances[layer] : NULL;
+}
+
+enum pp_status gw_remote_read(struct gw_remote_sequence *sequence, uint32_t layer, uint64_t start,
+                              uint32_t count, void *k_out, void *v_out)
+{
+    enum pp_dtype dtype = sequence->config.shape.kv_dtype;
+    uint32_t dim = sequence->config.shape.head_dim;
+    uint64_t vectors = (uint64_t)count * WIDTH / dim;
+    assert_true(start + count <= sequence->given[layer]);
+    pp_vectors_from_f32(dtype, dim, sequence->k[layer] + start * WIDTH, vectors, k_out);
+    pp_vectors_from_f32(dtype, dim, sequence->v[layer] + start * WIDTH, vectors, v_out);
+    return fake.answer;
+}
+
 /* This fake takes no signatures. */
 const struct pp_hash *gw_remote_hash(const struct gw_remote_sequence *sequence, uint32_t layer)
 {

@@ -161,6 +161,12 @@ static struct rows *rows_new(void)
     return rows;
 }
 
+static enum pp_status fill(struct gw_sequence *sequence, uint64_t count, struct rows *rows)
+{
+    const struct gw_fill from = {.count = count, .rows = give_rows, .context = rows};
+    return gw_sequence_fill(sequence, &from);
+}
+
 static void filled_rows_are_attended_here_and_there_alike(void **state)
 {
     (void)state;
@@ -171,9 +177,9 @@ static void filled_rows_are_attended_here_and_there_alike(void **state)
     for (uint32_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
         fake = (struct gw_remote){.ack_every = 1};
         struct gw_sequence *here = open_kept(&tiny, NULL, 0), *there = open_kept(&tiny, &fake, 0);
-        assert_int_equal(gw_sequence_fill(here, counts[i], give_rows, rows), PP_OK);
+        assert_int_equal(fill(here, counts[i], rows), PP_OK);
         memset(rows->next, 0, sizeof(rows->next));
-        assert_int_equal(gw_sequence_fill(there, counts[i], give_rows, rows), PP_OK);
+        assert_int_equal(fill(there, counts[i], rows), PP_OK);
         memset(rows->next, 0, sizeof(rows->next));
         assert_int_equal(gw_sequence_left(there), counts[i] > 68 ? counts[i] - 68 : 0);
         run_steps(&tiny, here, 3, expected);
@@ -186,6 +192,43 @@ static void filled_rows_are_attended_here_and_there_alike(void **state)
     free(rows);
 }
 
+static void check_rows_read(struct gw_sequence *sequence, const struct rows *rows, uint64_t start,
+                            uint32_t count)
+{
+    static float k[TOKENS * WIDTH], v[TOKENS * WIDTH];
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        assert_int_equal(gw_sequence_read(sequence, layer, start, count, k, v), PP_OK);
+        assert_memory_equal(k, rows->k[layer] + start * WIDTH, count * WIDTH * sizeof(float));
+        assert_memory_equal(v, rows->v[layer] + start * WIDTH, count * WIDTH * sizeof(float));
+    }
+}
+
+static void rows_are_read_from_here_and_from_the_nodes(void **state)
+{
+    (void)state;
+    static float row[WIDTH];
+    struct rows *rows = rows_new();
+    struct tiny tiny = tiny_new(128, PP_F32);
+    for (uint32_t remote = 0; remote < 2; remote++) {
+        fake = (struct gw_remote){.ack_every = 1};
+        struct gw_sequence *sequence = open_kept(&tiny, remote == 1 ? &fake : NULL, 0);
+        memset(rows->next, 0, sizeof(rows->next));
+        assert_int_equal(fill(sequence, 1000, rows), PP_OK);
+        check_rows_read(sequence, rows, 0, 1000);
+        check_rows_read(sequence, rows, 0, 4);
+        check_rows_read(sequence, rows, 3, 2);
+        check_rows_read(sequence, rows, 4, 932);
+        check_rows_read(sequence, rows, 935, 2);
+        check_rows_read(sequence, rows, 936, 64);
+        assert_int_equal(gw_sequence_read(sequence, 0, 1000, 1, row, row), PP_OUT_OF_RANGE);
+        assert_int_equal(gw_sequence_read(sequence, 0, 999, 2, row, row), PP_OUT_OF_RANGE);
+        assert_int_equal(gw_sequence_read(sequence, LAYERS, 0, 1, row, row), PP_OUT_OF_RANGE);
+        gw_sequence_close(sequence);
+    }
+    tiny_free(&tiny);
+    free(rows);
+}
+
 static void a_fill_that_fails_or_comes_late_is_refused(void **state)
 {
     (void)state;
@@ -193,15 +236,15 @@ static void a_fill_that_fails_or_comes_late_is_refused(void **state)
     struct tiny tiny = tiny_new(128, PP_F32);
     fake = (struct gw_remote){.ack_every = 1};
     struct gw_sequence *sequence = open_kept(&tiny, &fake, 0);
-    assert_int_equal(gw_sequence_fill(sequence, 0, give_rows, rows), PP_OUT_OF_RANGE);
-    assert_int_equal(gw_sequence_fill(sequence, TOKENS + 1, give_rows, rows), PP_OUT_OF_RANGE);
+    assert_int_equal(fill(sequence, 0, rows), PP_OUT_OF_RANGE);
+    assert_int_equal(fill(sequence, TOKENS + 1, rows), PP_OUT_OF_RANGE);
     rows->refused_layer = 1;
-    assert_int_equal(gw_sequence_fill(sequence, 100, give_rows, rows), PP_IO);
+    assert_int_equal(fill(sequence, 100, rows), PP_IO);
     assert_int_equal(gw_sequence_step(sequence, 1, NULL, NULL), PP_FAILED_PRECONDITION);
     gw_sequence_close(sequence);
     sequence = open_kept(&tiny, &fake, 0);
     assert_int_equal(gw_sequence_prefill(sequence, tiny.ids, 5, 0, NULL, NULL, NULL), PP_OK);
-    assert_int_equal(gw_sequence_fill(sequence, 5, give_rows, rows), PP_FAILED_PRECONDITION);
+    assert_int_equal(fill(sequence, 5, rows), PP_FAILED_PRECONDITION);
     gw_sequence_close(sequence);
     tiny_free(&tiny);
     free(rows);
@@ -215,6 +258,7 @@ int main(void)
         cmocka_unit_test(a_node_lost_while_going_back_ends_the_sequence),
         cmocka_unit_test(attends_ask_for_the_estimator_in_use),
         cmocka_unit_test(filled_rows_are_attended_here_and_there_alike),
+        cmocka_unit_test(rows_are_read_from_here_and_from_the_nodes),
         cmocka_unit_test(a_fill_that_fails_or_comes_late_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -49,6 +49,10 @@ enum fake_mode {
     FAKE_CHECKSUM,    /* append: once asked again */
     FAKE_ACK_TOO_FAR, /* append: more than was sent */
     FAKE_LOSE_ACKS,   /* append: applied, stream ends without an answer */
+    FAKE_OTHER_START, /* read: another row than the next one */
+    FAKE_TOO_MANY,    /* read: more rows than are left */
+    FAKE_BAD_SUM,     /* read: the checksum of other bytes */
+    FAKE_EARLY_END,   /* read: the stream ends well before its last row */
 };
 
 struct fake_part {
@@ -68,7 +72,7 @@ struct fake_part {
 struct fake_node {
     uint64_t incarnation;
     float constant;
-    enum fake_mode attend_mode, append_mode;
+    enum fake_mode attend_mode, append_mode, read_mode;
     bool down; /* every call ends with PP_UNAVAILABLE */
     struct fake_part parts[FAKE_PARTS];
     uint32_t part_count, appends, in_flight, in_flight_max, closes, renewals, streams;
@@ -382,6 +386,62 @@ static inline void fake_attend(struct pp_call *call, const Pigpen__V1__AttendReq
     fake_attend_answer(call, request, heads, FAKE_DIM);
 }
 
+#define FAKE_READ_ROWS 3u
+
+/* Rows of a layer that came in one message, a few at a time. */
+static inline void fake_read_piece(struct pp_call *call, const struct fake_part *part,
+                                   const Pigpen__V1__ReadKvRequest *request, uint64_t start,
+                                   uint32_t count)
+{
+    const struct fake_node *node = call->channel->node;
+    enum fake_mode mode = node->read_mode;
+    uint32_t sent = count + (mode == FAKE_TOO_MANY ? 1000 : 0);
+    uint64_t half = part->row_bytes[request->layer] / 2, row = half / part->held[request->layer];
+    uint8_t *payload = calloc(2 * sent, row);
+    memcpy(payload, part->rows[request->layer] + start * row, count * row);
+    memcpy(payload + sent * row, part->rows[request->layer] + half + start * row, count * row);
+    Pigpen__V1__Section sections[2], *list[2] = {&sections[0], &sections[1]};
+    for (uint32_t i = 0; i < 2; ++i) {
+        pigpen__v1__section__init(&sections[i]);
+        sections[i].kind = i == 0 ? PIGPEN__V1__SECTION_KIND__SECTION_KIND_K
+                                  : PIGPEN__V1__SECTION_KIND__SECTION_KIND_V;
+        sections[i].offset = i * sent * row + (mode == FAKE_LONG_OFFSET ? 2 * sent * row : 0);
+        sections[i].bytes = sent * row - (mode == FAKE_SHORT_VECTOR ? 4 : 0);
+    }
+    Pigpen__V1__ReadKvResponse answer = PIGPEN__V1__READ_KV_RESPONSE__INIT;
+    answer.incarnation = node->incarnation + (mode == FAKE_OTHER_INCARNATION ? 1 : 0);
+    answer.layer = request->layer + (mode == FAKE_OTHER_LAYER ? 1 : 0);
+    answer.start = start + (mode == FAKE_OTHER_START ? 1 : 0);
+    answer.count = sent;
+    answer.crc32c = pp_crc32c(mode == FAKE_BAD_SUM ? 1 : 0, payload, 2 * sent * row);
+    answer.n_sections = 2;
+    answer.sections = list;
+    answer.payload.data = payload;
+    answer.payload.len = 2 * sent * row;
+    fake_reply(call, &answer.base);
+    free(payload);
+}
+
+static inline void fake_read(struct pp_call *call, const Pigpen__V1__ReadKvRequest *request)
+{
+    struct fake_node *node = call->channel->node;
+    struct fake_part *part = fake_find(node, request->part->handle);
+    uint64_t end = request->start + request->count;
+    if (part == NULL || part->held[request->layer] < end) {
+        fake_end(call, PP_SHORT_PART, "fewer rows");
+        return;
+    }
+    end -= node->read_mode == FAKE_EARLY_END ? 1 : 0;
+    for (uint64_t start = request->start; start < end; start += FAKE_READ_ROWS) {
+        uint64_t left = end - start;
+        fake_read_piece(call, part, request, start,
+                        left < FAKE_READ_ROWS ? (uint32_t)left : FAKE_READ_ROWS);
+    }
+    if (node->read_mode != FAKE_SILENT) {
+        fake_end(call, PP_OK, "");
+    }
+}
+
 static inline void fake_truncate(struct pp_call *call,
                                  const Pigpen__V1__TruncatePartRequest *request)
 {
@@ -489,6 +549,7 @@ static inline void fake_serve(struct pp_call *call, const uint8_t *bytes, size_t
         FAKE_METHOD("/OpenPart", open_part_request, fake_open),
         FAKE_METHOD("/AppendKvStream", append_kv_request, fake_append),
         FAKE_METHOD("/AttendStream", attend_request, fake_attend),
+        FAKE_METHOD("/ReadKv", read_kv_request, fake_read),
         FAKE_METHOD("/TruncatePart", truncate_part_request, fake_truncate),
         FAKE_METHOD("/GetPart", get_part_request, fake_get),
         FAKE_METHOD("/ClosePart", close_part_request, fake_close),
