@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/attn/budget.h"
 #include "common/base/assert.h"
 
 enum pp_status an_attend_new(struct pp_limit *limit, struct pp_clock clock, uint32_t threads,
@@ -166,6 +167,7 @@ static enum pp_status choose_estimator(const struct an_part *part, const struct 
     item->used = asked->kind == PP_EXACT ? PP_EXACT : own->kind;
     bool known = !item->forced || asked->kind == PP_EXACT || names(asked, own) ||
                  names(asked, &part->spec.estimator);
+    known = known && asked->target_error == 0.0f && own->target_error == 0.0f;
     return known ? PP_OK : PP_UNIMPLEMENTED;
 }
 
@@ -240,14 +242,20 @@ static void add_units(struct an_attend *attend, uint32_t task_index)
     }
 }
 
-/* The share of indexed rows that the item's budget, or the layer's, is. */
-static float rows_share_of(const struct an_task *task)
+/* Whose budget and target count: the item's, when it names some, or the layer's. */
+static const struct pp_estimator *budget_of(const struct an_task *task)
 {
     const struct pp_estimator *asked = &task->item->estimator;
-    bool own = asked->kind != PP_SKETCH || (asked->rows == 0 && asked->rows_share == 0.0f);
-    const struct pp_estimator *budget = own ? &task->layer->params->index.estimator : asked;
+    bool named = asked->rows > 0 || asked->rows_share > 0.0f || asked->target_error > 0.0f;
+    return named ? asked : &task->layer->params->index.estimator;
+}
+
+/* The share of indexed rows that the budget is. */
+static float rows_share_of(const struct an_task *task)
+{
+    const struct pp_estimator *budget = budget_of(task);
     if (budget->rows == 0) {
-        return budget->rows_share;
+        return budget->rows_share > 0.0f ? budget->rows_share : pp_budget_share(task->held);
     }
     uint64_t tokens = 0;
     for (uint32_t i = 0; i < task->layer->view_count; i++) {

@@ -100,7 +100,8 @@ struct an_attend_item {
     uint64_t held_tokens;
     uint32_t q_rows;
     /* kind NONE: the part's, and views are read exactly where that is expected to be cheaper; else
-     * it is used wherever there is an index for it. */
+     * it is used wherever there is an index for it. A budget and a target that it names are used in
+     * place of the part's, also beside kind NONE. */
     struct pp_estimator estimator;
     const uint8_t *q; /* [q row][q head][dim] of q_dtype, unaligned */
     uint64_t q_bytes;

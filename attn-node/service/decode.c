@@ -61,18 +61,21 @@ enum pp_status an_decode_estimator(const Pigpen__V1__Estimator *said,
                                    struct pp_estimator *estimator_out)
 {
     struct pp_estimator estimator = {.kind = PP_ESTIMATOR_NONE};
-    if (said != NULL && said->kind != PIGPEN__V1__ESTIMATOR_KIND__ESTIMATOR_KIND_UNSPECIFIED) {
+    if (said != NULL) {
         if ((int)said->kind < 0 || (int)said->kind > PP_SKETCH) {
             return PP_INVALID_ARGUMENT;
         }
-        estimator.kind = (enum pp_estimator_kind)said->kind;
-        estimator.k = said->k;
-        estimator.l = said->l;
-        estimator.t = said->t;
-        estimator.bits = said->bits;
-        estimator.rows_share = said->rows_share;
-        estimator.rows = said->rows;
+        estimator = (struct pp_estimator){.kind = (enum pp_estimator_kind)said->kind,
+                                          .k = said->k,
+                                          .l = said->l,
+                                          .t = said->t,
+                                          .bits = said->bits,
+                                          .rows_share = said->rows_share,
+                                          .rows = said->rows,
+                                          .target_error = said->target_error};
+        /* Without a kind only the budget counts: it is checked as a sketch's. */
         struct pp_estimator resolved = estimator;
+        resolved.kind = estimator.kind == PP_ESTIMATOR_NONE ? PP_SKETCH : estimator.kind;
         PP_TRY(pp_estimator_resolve(&resolved));
     }
     *estimator_out = estimator;

@@ -17,8 +17,7 @@
 #define LSH_L_DEFAULT 150u
 #define LSH_T_DEFAULT 2u
 
-#define SKETCH_BITS_DEFAULT  2u
-#define SKETCH_SHARE_DEFAULT 0.04f
+#define SKETCH_BITS_DEFAULT 2u
 
 uint32_t pp_dtype_bytes(enum pp_dtype dtype)
 {
@@ -71,6 +70,7 @@ static enum pp_status resolve_lsh(struct pp_estimator *estimator)
         .k = estimator->k == 0 ? LSH_K_DEFAULT : estimator->k,
         .l = estimator->l == 0 ? LSH_L_DEFAULT : estimator->l,
         .t = estimator->t == 0 ? LSH_T_DEFAULT : estimator->t,
+        .target_error = estimator->target_error,
     };
     if (resolved.k > PP_LSH_K_MAX || resolved.l > PP_LSH_L_MAX || resolved.t > resolved.l) {
         return PP_INVALID_ARGUMENT;
@@ -86,13 +86,11 @@ static enum pp_status resolve_sketch(struct pp_estimator *estimator)
         .bits = estimator->bits == 0 ? SKETCH_BITS_DEFAULT : estimator->bits,
         .rows_share = estimator->rows_share,
         .rows = estimator->rows,
+        .target_error = estimator->target_error,
     };
-    if (resolved.rows == 0 && resolved.rows_share == 0.0f) {
-        resolved.rows_share = SKETCH_SHARE_DEFAULT;
-    }
     bool bits_ok = resolved.bits == 1 || resolved.bits == 2 || resolved.bits == 4;
     bool share_ok = resolved.rows > 0 ? resolved.rows_share == 0.0f
-                                      : resolved.rows_share > 0.0f && resolved.rows_share <= 1.0f;
+                                      : resolved.rows_share >= 0.0f && resolved.rows_share <= 1.0f;
     if (!bits_ok || !share_ok) {
         return PP_INVALID_ARGUMENT;
     }
@@ -102,6 +100,9 @@ static enum pp_status resolve_sketch(struct pp_estimator *estimator)
 
 enum pp_status pp_estimator_resolve(struct pp_estimator *estimator)
 {
+    if (!(estimator->target_error >= 0.0f && estimator->target_error <= 1.0f)) {
+        return PP_INVALID_ARGUMENT;
+    }
     switch ((int)estimator->kind) {
     case PP_EXACT:
         *estimator = (struct pp_estimator){.kind = PP_EXACT};
@@ -172,6 +173,9 @@ static enum pp_status parse_parameter(const char **at, struct pp_estimator *esti
     }
     if (!lsh && strncmp(*at, "share=", 6) == 0) {
         return parse_share(at, "share=", &estimator->rows_share);
+    }
+    if (strncmp(*at, "error=", 6) == 0) {
+        return parse_share(at, "error=", &estimator->target_error);
     }
     return PP_INVALID_ARGUMENT;
 }

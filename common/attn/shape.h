@@ -22,13 +22,16 @@ enum pp_estimator_kind {
 
 /* lsh: k bits a table, l tables, t of which must collide. sketch: bits a dimension, and a budget of
  * distinct rows a kv head and q row, as a share of those held under an index or as a number of
- * them. Unused ones are 0. */
+ * them; neither: a share by the context's length (budget.h). target_error: the relative error that
+ * an answer is to be within, of either kind; a budget beside it is the most that is read for it
+ * before all rows are. Unused ones are 0. */
 struct pp_estimator {
     enum pp_estimator_kind kind;
     uint32_t k, l, t;
     uint32_t bits;
     float rows_share;
     uint32_t rows;
+    float target_error;
 };
 
 /* An estimator for one layer in place of the sequence's. */
@@ -37,7 +40,7 @@ struct pp_layer_estimator {
     struct pp_estimator estimator;
 };
 
-/* Whether one index serves both: all but the budget of rows, which every attend may choose. */
+/* Whether one index serves both: all but budget and target, which every attend may choose. */
 static inline bool pp_estimator_share_index(const struct pp_estimator *a,
                                             const struct pp_estimator *b)
 {
@@ -46,7 +49,8 @@ static inline bool pp_estimator_share_index(const struct pp_estimator *a,
 
 static inline bool pp_estimator_same(const struct pp_estimator *a, const struct pp_estimator *b)
 {
-    return pp_estimator_share_index(a, b) && a->rows == b->rows && a->rows_share == b->rows_share;
+    return pp_estimator_share_index(a, b) && a->rows == b->rows && a->rows_share == b->rows_share &&
+           a->target_error == b->target_error;
 }
 
 struct pp_shape {
@@ -75,17 +79,18 @@ const char *pp_estimator_name(enum pp_estimator_kind kind);
  * by 1/sqrt(head_dim) before. */
 PP_MUST_USE enum pp_status pp_shape_check(const struct pp_shape *shape);
 
-/* Fills zeros with defaults (lsh: 10, 150, 2; sketch: 2 bits, a share of 0.04) and checks: lsh
- * 1 <= k <= 16, 1 <= t <= l <= 512; sketch 1, 2 or 4 bits, 0 < share <= 1 or a number of rows, not
- * both. PP_INVALID_ARGUMENT. */
+/* Fills zeros with defaults (lsh: 10, 150, 2; sketch: 2 bits) and checks: lsh 1 <= k <= 16,
+ * 1 <= t <= l <= 512; sketch 1, 2 or 4 bits, 0 < share <= 1 or a number of rows, not both; a target
+ * error above 0, at most 1, or none. PP_INVALID_ARGUMENT. */
 PP_MUST_USE enum pp_status pp_estimator_resolve(struct pp_estimator *estimator);
 
 /* What an estimator may be, for messages. */
 #define PP_ESTIMATOR_SYNTAX                                                                        \
     "exact, lsh:k=K,l=L,t=T (K 1 to 16, L 1 to 512, T 1 to L), sketch:bits=B,share=X (B 1, 2 or "  \
-    "4, X above 0 to 1) or sketch:rows=N"
+    "4, X above 0 to 1) or sketch:rows=N; either with error=E (E above 0 to 1)"
 
-/* Parses "exact", "lsh:k=10,l=150,t=2", "sketch:bits=2,share=0.04" or "sketch:rows=2048".
+/* Parses "exact", "lsh:k=10,l=150,t=2", "sketch:bits=2,share=0.04", "sketch:rows=2048" or
+ * "sketch:error=0.1".
  * PP_INVALID_ARGUMENT. The result is resolved. */
 PP_MUST_USE enum pp_status pp_estimator_parse(const char *text, struct pp_estimator *estimator_out);
 

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/attn/budget.h"
 #include "common/base/assert.h"
 #include "common/base/log.h"
 
@@ -107,6 +108,18 @@ static void pack_payload(struct gw_dispatch *dispatch, const struct gw_remote_at
     dispatch->payload_bytes = (uint64_t)(out - dispatch->sending->data);
 }
 
+void gw_estimator_pack(const struct pp_estimator *estimator, Pigpen__V1__Estimator *out)
+{
+    out->kind = (Pigpen__V1__EstimatorKind)estimator->kind;
+    out->k = estimator->k;
+    out->l = estimator->l;
+    out->t = estimator->t;
+    out->bits = estimator->bits;
+    out->rows_share = estimator->rows_share;
+    out->rows = estimator->rows;
+    out->target_error = estimator->target_error;
+}
+
 static enum pp_status pack_header(struct gw_dispatch *dispatch,
                                   const struct gw_remote_attend *attend, bool with_codes)
 {
@@ -134,16 +147,15 @@ static enum pp_status pack_header(struct gw_dispatch *dispatch,
     const struct gw_remote_sequence_config *config = &dispatch->sequence->config;
     bool own = attend->estimator.kind == PP_ESTIMATOR_NONE;
     const struct pp_estimator *asked = own ? &config->estimator : &attend->estimator;
-    if (!own || !config->nodes_plan) {
-        estimator.kind = (Pigpen__V1__EstimatorKind)asked->kind;
-        estimator.k = asked->k;
-        estimator.l = asked->l;
-        estimator.t = asked->t;
-        estimator.bits = asked->bits;
-        estimator.rows_share = asked->rows_share;
-        estimator.rows = asked->rows;
-        item.estimator = &estimator;
+    struct pp_estimator of_part = *asked;
+    if (dispatch->kv_heads == config->shape.kv_heads) { /* a span: others have their own rows */
+        of_part = pp_budget_of_part(asked, dispatch->held_tokens, attend->held_tokens);
     }
+    gw_estimator_pack(&of_part, &estimator);
+    if (own && config->nodes_plan) {
+        estimator.kind = PIGPEN__V1__ESTIMATOR_KIND__ESTIMATOR_KIND_UNSPECIFIED;
+    }
+    item.estimator = &estimator;
     request.request_id = dispatch->request_id;
     request.incarnation = dispatch->part->incarnation;
     request.layer = attend->layer;

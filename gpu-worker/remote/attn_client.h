@@ -7,6 +7,9 @@
 
 #include "gpu-worker/remote/internal.h"
 
+/* The estimator as the wire says it. Pure. */
+void gw_estimator_pack(const struct pp_estimator *estimator, Pigpen__V1__Estimator *out);
+
 /* Engine thread: room for q_rows rows in a dispatch. PP_MEMORY. */
 PP_MUST_USE enum pp_status gw_dispatch_reserve(struct gw_dispatch *dispatch, uint32_t q_rows);
 void gw_dispatch_deinit(struct gw_dispatch *dispatch);

@@ -401,13 +401,7 @@ static enum pp_status start_open(struct gw_part *part, struct gw_unary *unary)
     model.head_dim = config->shape.head_dim;
     model.scale = config->shape.scale;
     model.kv_dtype = (Pigpen__V1__Dtype)config->shape.kv_dtype;
-    estimator.kind = (Pigpen__V1__EstimatorKind)config->estimator.kind;
-    estimator.k = config->estimator.k;
-    estimator.l = config->estimator.l;
-    estimator.t = config->estimator.t;
-    estimator.bits = config->estimator.bits;
-    estimator.rows_share = config->estimator.rows_share;
-    estimator.rows = config->estimator.rows;
+    gw_estimator_pack(&config->estimator, &estimator);
     request.sequence_id.data = sequence->id;
     request.sequence_id.len = sizeof(sequence->id);
     request.part_id.data = part_id;

@@ -81,12 +81,18 @@ static void estimators_parse_and_fill_their_defaults(void **state)
     assert_true(estimator.k == 10 && estimator.l == 75 && estimator.t == 2);
     assert_int_equal(pp_estimator_parse("sketch", &estimator), PP_OK);
     assert_true(estimator.kind == PP_SKETCH && estimator.bits == 2 &&
-                estimator.rows_share == 0.04f && estimator.rows == 0);
+                estimator.rows_share == 0.0f && estimator.rows == 0 &&
+                estimator.target_error == 0.0f);
     assert_int_equal(pp_estimator_parse("sketch:bits=4,share=.5", &estimator), PP_OK);
     assert_true(estimator.bits == 4 && estimator.rows_share == 0.5f && estimator.k == 0);
     assert_int_equal(pp_estimator_parse("sketch:rows=4294967295,bits=1", &estimator), PP_OK);
     assert_true(estimator.bits == 1 && estimator.rows_share == 0.0f &&
                 estimator.rows == 4294967295u);
+    assert_int_equal(pp_estimator_parse("sketch:bits=2,error=0.1", &estimator), PP_OK);
+    assert_true(estimator.bits == 2 && estimator.target_error == 0.1f &&
+                estimator.rows_share == 0.0f && estimator.rows == 0);
+    assert_int_equal(pp_estimator_parse("lsh:error=.05", &estimator), PP_OK);
+    assert_true(estimator.k == 10 && estimator.target_error == 0.05f);
 }
 
 static void estimators_out_of_range_are_refused(void **state)
@@ -98,6 +104,11 @@ static void estimators_out_of_range_are_refused(void **state)
                                       "lsh:k=",
                                       "lsh:k=0",
                                       "lsh:k=17",
+                                      "lsh:error=0",
+                                      "sketch:error=1.5",
+                                      "sketch:error=-0.1",
+                                      "sketch:error=.1,error=.2",
+                                      "exact:error=.1",
                                       "lsh:l=513",
                                       "lsh:l=4,t=5",
                                       "lsh:k=-1",
