@@ -11,6 +11,7 @@
 #include "gpu-worker/api/worker.h"
 
 #define NODE_TIMEOUT_US (30u * 1000u * 1000u)
+#define NODES_WAIT_US   10000000u
 #define MADE_UP_SEED    11u
 
 static struct {
@@ -38,6 +39,7 @@ static enum pp_status open_worker(const struct decode_settings *settings, const 
                                         .threads = settings->threads,
                                         .hash_seed = 1,
                                         .node_timeout_us = NODE_TIMEOUT_US,
+                                        .nodes_wait_us = NODES_WAIT_US,
                                         .dense_layers = "",
                                         .log_level = PP_LOG_WARN};
     PP_TRY(gw_worker_open(&model.worker, &options, stderr));

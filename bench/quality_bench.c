@@ -23,6 +23,7 @@
 #define MEASURED_TOKENS  64u
 #define STEP_SEED        1u
 #define NODE_TIMEOUT_US  (30u * 1000u * 1000u)
+#define NODES_WAIT_US    10000000u
 #define TABLE_ROW        "%-20s %10s %10s %10s %8s %9s %7s %11s\n"
 #define INDEX_TOKENS_MIN "--index-tokens-min=1" /* the estimator is forced */
 
@@ -104,6 +105,7 @@ static enum pp_status open_all(struct bench *bench)
                                        .context = settings.context,
                                        .hash_seed = 1,
                                        .node_timeout_us = NODE_TIMEOUT_US,
+                                       .nodes_wait_us = NODES_WAIT_US,
                                        .dense_layers = "",
                                        .log_level = PP_LOG_WARN};
     char *text;

@@ -108,6 +108,19 @@ static const char *or_null(const char *text)
     return text[0] != '\0' ? text : NULL;
 }
 
+/* Without an authority there is no TLS, and a certificate given would go unused without a word. */
+static bool tls_options_are_right(void)
+{
+    bool given = ctl.tls_cert_file[0] != '\0' || ctl.tls_key_file[0] != '\0' ||
+                 ctl.tls_server_name[0] != '\0';
+    if (given && ctl.tls_ca_file[0] == '\0') {
+        fprintf(stderr, "pigpenctl: --tls-cert-file, --tls-key-file and --tls-server-name need "
+                        "--tls-ca-file, the authority of the node's certificate\n");
+        return false;
+    }
+    return true;
+}
+
 static enum pp_status connect_node(struct pp_tls **tls_out)
 {
     if (ctl.tls_ca_file[0] != '\0') {
@@ -149,6 +162,10 @@ int main(int argc, char **argv)
     }
     if (outcome == PP_OPTIONS_EXIT_0) {
         return EXIT_SUCCESS;
+    }
+    if (!tls_options_are_right()) {
+        pp_options_destroy(parsed);
+        return CTL_USAGE;
     }
     pp_log_configure(PP_LOG_ERROR, PP_LOG_TEXT);
     struct pp_tls *tls = NULL;

@@ -14,7 +14,6 @@
 #include "gpu-worker/api/nodes.h"
 
 #define WORKER_DEFAULT_MODEL ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"
-#define WORKER_READY_US      (30u * 1000u * 1000u)
 #define WORKER_CALL_US       (120u * 1000u * 1000u)
 #define WORKER_OUTBOX_BYTES  (64ull << 20)
 #define WORKER_SPIN_US       200u
@@ -84,6 +83,15 @@ static size_t worker_node_options(struct gw_worker_options *options, struct pp_o
          .default_text = "1",
          .value_name = "N",
          .help = "Seed of the signatures: hash of lsh, rotation of sketch."},
+    };
+    memcpy(table_out, table, sizeof(table));
+    return sizeof(table) / sizeof(table[0]);
+}
+
+static size_t worker_node_time_options(struct gw_worker_options *options,
+                                       struct pp_option *table_out)
+{
+    const struct pp_option table[] = {
         {.name = "node-timeout",
          .kind = PP_OPTION_DURATION,
          .target = &options->node_timeout_us,
@@ -92,6 +100,13 @@ static size_t worker_node_options(struct gw_worker_options *options, struct pp_o
          .value_name = "TIME",
          .min = 1000,
          .help = "How long a node may take to answer an attend before the request ends."},
+        {.name = "nodes-wait",
+         .kind = PP_OPTION_DURATION,
+         .target = &options->nodes_wait_us,
+         .group = "Attention nodes",
+         .default_text = "30s",
+         .value_name = "TIME",
+         .help = "How long to wait at start for nodes that do not serve yet."},
     };
     memcpy(table_out, table, sizeof(table));
     return sizeof(table) / sizeof(table[0]);
@@ -198,6 +213,7 @@ static size_t worker_model_options(struct gw_worker_options *options, struct pp_
 size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_option *table_out)
 {
     size_t count = worker_node_options(options, table_out);
+    count += worker_node_time_options(options, table_out + count);
     count += worker_tls_options(options, table_out + count);
     count += worker_model_options(options, table_out + count);
     PP_ASSERT(count <= GW_WORKER_OPTIONS_MAX);
@@ -324,8 +340,8 @@ static enum pp_status worker_open_remote(struct gw_worker *worker,
                 pp_status_name(status));
         return status;
     }
-    return gw_nodes_wait(worker->remote, config, WORKER_READY_US, options->quiet ? NULL : errors,
-                         errors);
+    return gw_nodes_wait(worker->remote, config, options->nodes_wait_us,
+                         options->quiet ? NULL : errors, errors);
 }
 
 enum pp_status gw_worker_open(struct gw_worker *worker, const struct gw_worker_options *options,

@@ -30,6 +30,7 @@ struct gw_worker_options {
     uint64_t chunk_tokens;
     uint64_t hash_seed;
     uint64_t node_timeout_us;
+    uint64_t nodes_wait_us;   /* for nodes that do not serve yet, at open */
     const char *dense_layers; /* "0,16"; "": none */
     bool nodes_plan;
     bool worker_signatures;
@@ -41,7 +42,7 @@ struct gw_worker_options {
 };
 
 /* The options of these, for a program's table: writes at most GW_WORKER_OPTIONS_MAX entries. */
-#define GW_WORKER_OPTIONS_MAX 24u
+#define GW_WORKER_OPTIONS_MAX 32u
 size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_option *table_out);
 
 /* What they alone tell to be wrong: PP_INVALID_ARGUMENT with a line on errors. */

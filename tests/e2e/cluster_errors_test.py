@@ -84,7 +84,8 @@ class ClusterErrorsTest(unittest.TestCase):
             self.assertEqual(status, 130, rest)
 
     def test_a_node_that_never_comes_is_named_with_its_cause(self):
-        done = worker("generate", "--prompt=Hello", "--nodes=lost=127.0.0.1:1", "--quiet")
+        done = worker("generate", "--prompt=Hello", "--nodes=lost=127.0.0.1:1", "--quiet",
+                      "--nodes-wait=2s")
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertRegex(done.stderr, r"(?m)^node lost \(127\.0\.0\.1:1\) is missing: .*refused")
         self.assertNotIn("waiting", done.stderr)

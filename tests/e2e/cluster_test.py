@@ -192,7 +192,7 @@ class ClusterTest(unittest.TestCase):
             done = worker(*ask, nodes_option((node,)), *trust, *own("gpu-worker"))
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertTrue(done.stdout.strip())
-            done = worker(*ask, nodes_option((node,)), *trust)
+            done = worker(*ask, nodes_option((node,)), *trust, "--nodes-wait=3s")
             self.assertEqual(done.returncode, 1)
             self.assertIn("node n0 ", done.stderr)
         done = worker(*ask, "--nodes=lost=127.0.0.1:1", *own("gpu-worker"))
@@ -200,7 +200,7 @@ class ClusterTest(unittest.TestCase):
         self.assertIn("need --tls-ca-file", done.stderr)
 
     def test_no_node_at_the_address_is_a_clear_error(self):
-        done = worker("generate", "--prompt=Hello", "--nodes=lost=127.0.0.1:1")
+        done = worker("generate", "--prompt=Hello", "--nodes=lost=127.0.0.1:1", "--nodes-wait=2s")
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("lost", done.stderr)
 

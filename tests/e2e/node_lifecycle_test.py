@@ -184,6 +184,9 @@ class LifecycleTest(unittest.TestCase):
                 own = (f"--tls-cert-file={path('attn-node.pem')}", f"--tls-key-file={path('attn-node.key')}")
                 self.assertEqual(ctl(*ask, *trusted, *own).returncode, 0)
                 self.assertEqual(ctl(*ask).returncode, 3)  # plain text
+                unused = ctl(*ask, *own)  # would be plain text too, with a certificate given
+                self.assertEqual(unused.returncode, 2)
+                self.assertIn("--tls-ca-file", unused.stderr)
                 self.assertEqual(ctl(*ask, *trusted).returncode, 3)  # no certificate of its own
                 self.assertEqual(started.stop(), 0)
 
