@@ -54,6 +54,22 @@ function(pigpen_test name source label)
     set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT 1800)
 endfunction()
 
+# pigpen_script_tests(LABEL SECONDS): every NAME_test.py of the folder is the test LABEL_NAME_test, run
+# by the Python that PIGPEN_PYTHON names. They find the built programs by PIGPEN_BUILD.
+function(pigpen_script_tests label seconds)
+    set(python "$ENV{PIGPEN_PYTHON}")
+    if(NOT python)
+        set(python python3)
+    endif()
+    file(GLOB scripts CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*_test.py)
+    foreach(script IN LISTS scripts)
+        get_filename_component(name ${script} NAME_WE)
+        add_test(NAME ${label}_${name} COMMAND ${python} ${script})
+        set_tests_properties(${label}_${name} PROPERTIES LABELS ${label} TIMEOUT ${seconds}
+                             ENVIRONMENT "PIGPEN_BUILD=${PROJECT_BINARY_DIR}")
+    endforeach()
+endfunction()
+
 # pigpen_version(TARGET): PP_VERSION and PP_COMMIT as texts. Without git the commit is "unknown".
 set(pigpen_commit "${PIGPEN_COMMIT}")
 if(NOT pigpen_commit)
