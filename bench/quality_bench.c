@@ -1,36 +1,35 @@
 /*
- * What an estimator costs in quality, on a real model and text: one node is started, the text's
- * last tokens are decoded over it, and next to every answer of the node stands its exact one.
+ * What estimators cost in quality, on a real model and text. The text is prefilled once; its K/V is
+ * cut as nodes cut it, and the last tokens are decoded with each estimator answering for the tokens
+ * that nodes would hold: the product's own index and kernels, and peers as plain reference code
+ * (bench/quality/). The same with needles hidden in the text.
  *
- * error_mean: |o' - o| / |o| of the node's answers, over layers, heads and steps, with the model's
- * own queries. kl_mean, top1_agreement: of the logits against a run without nodes. ppl: of the
- * text. Needles: quality_bench_needle.h. Fails when the estimator was not used.
+ * error_mean, error_by_layer, error_by_head: |o' - o| / |o| of the answers over the queries of an
+ * exact run; coverage: how often that is at most twice what was published. kl_mean,
+ * top1_agreement: of the logits against the exact run's. ppl: of the text. needle_correct: digits
+ * predicted right. bytes_per_token_kv_head: read in an attend, a held token. Prompts, estimators
+ * and shares that --json has already are left out: a run that was ended goes on where it was.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "attn-node/index/index.h"
 #include "bench/bench_common.h"
-#include "bench/quality_bench_needle.h"
+#include "bench/quality/errors.h"
+#include "bench/quality/model.h"
+#include "bench/quality/needle.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
 #include "common/run/team.h"
-#include "gpu-worker/api/eval.h"
-#include "gpu-worker/api/eval_text.h"
 
-#define MEASURED_TOKENS  64u
-#define STEP_SEED        1u
-#define NODE_TIMEOUT_US  (30u * 1000u * 1000u)
-#define NODES_WAIT_US    10000000u
-#define TABLE_ROW        "%-20s %10s %10s %10s %8s %9s %7s %11s\n"
-#define INDEX_TOKENS_MIN "--index-tokens-min=1" /* the estimator is forced */
+#define SPECS_MAX  32u
+#define SHARES_MAX 16u
+#define TABLE_ROW  "%-9s %-32s %7s %10s %10s %8s %9s %7s %8s %11s\n"
 
 static struct settings {
-    const char *model, *text, *estimators, *json;
-    uint64_t context;
-    bool balance;
+    const char *model, *text, *estimators, *shares, *json;
+    uint64_t context, tokens, needles, threads;
 } settings;
 
 static const struct pp_option options[] = {
@@ -49,63 +48,156 @@ static const struct pp_option options[] = {
     {.name = "context",
      .kind = PP_OPTION_U64,
      .target = &settings.context,
-     .default_text = "2048",
+     .default_text = "8192",
      .value_name = "TOKENS",
      .min = 256,
-     .max = 1u << 26,
-     .help = "Tokens used of the text; the last 64 are measured."},
+     .max = 65472,
+     .help = "Tokens used of the text."},
+    {.name = "tokens",
+     .kind = PP_OPTION_U64,
+     .target = &settings.tokens,
+     .default_text = "64",
+     .value_name = "N",
+     .min = 1,
+     .max = 1024,
+     .help = "How many of the last are measured."},
+    {.name = "needles",
+     .kind = PP_OPTION_U64,
+     .target = &settings.needles,
+     .default_text = "5",
+     .value_name = "N",
+     .min = 0,
+     .max = QUALITY_NEEDLES,
+     .help = "Prompts with a needle, each prefilled for itself."},
     {.name = "estimators",
      .kind = PP_OPTION_TEXT,
      .target = &settings.estimators,
-     .default_text = "exact,lsh",
+     .default_text = "exact,topk,weight,uniform,quest,loki,lsh,sketch",
      .value_name = "LIST",
-     .help = "exact, lsh, lsh:k=10,l=150,t=2, sketch:bits=2,share=0.04, several with commas."},
-    {.name = "balance",
-     .kind = PP_OPTION_BOOL,
-     .target = &settings.balance,
-     .default_text = "true",
-     .help = "Sketches are balanced by what the prompt says of queries and keys."},
+     .help = "Several with commas of " QUALITY_SPEC_SYNTAX "."},
+    {.name = "rows-shares",
+     .kind = PP_OPTION_TEXT,
+     .target = &settings.shares,
+     .default_text = "0.01,0.02,0.04,0.08",
+     .value_name = "LIST",
+     .help = "Distinct rows that a kv head's group reads, as shares of those held. lsh without "
+             "l= takes as many tables as that needs."},
+    {.name = "threads",
+     .kind = PP_OPTION_U64,
+     .target = &settings.threads,
+     .default_text = "0",
+     .value_name = "N",
+     .min = 0,
+     .max = 256,
+     .help = "0: what the machine gives."},
     {.name = "json",
      .kind = PP_OPTION_TEXT,
      .target = &settings.json,
      .default_text = "",
      .value_name = "PATH",
-     .help = "Append one JSON object a line and estimator."},
+     .help = "Append one JSON object a line, for each prompt, estimator and share."},
 };
 
 struct bench {
-    struct bench_nodes nodes;
     struct gw_worker worker;
     struct gw_eval_text text;
     struct gw_progress progress;
     struct gw_progress *bar; /* NULL where stderr is no terminal */
-    struct gw_eval_estimator estimators[GW_EVAL_ESTIMATORS_MAX];
-    uint32_t estimator_count;
+    uint32_t threads;
+    struct quality_spec specs[SPECS_MAX];
+    uint32_t spec_count;
+    double shares[SHARES_MAX];
+    uint32_t share_count;
+    json_t *done; /* keys of what --json has: {key: true} */
 };
 
-/* Of an index over so many held tokens, in segments as nodes cut them. */
-static double index_bytes(const struct pp_estimator *estimator, uint32_t dim, uint64_t tokens)
+/* A prompt at hand. */
+struct prompt {
+    char name[16]; /* "text", "needle-0" */
+    struct gw_eval_text *text;
+    struct gw_sequence *sequence;
+    struct quality_held held;
+    struct gw_eval_run exact;
+};
+
+static enum pp_status parse_shares(struct bench *bench)
 {
-    const struct an_index_params params = {.estimator = *estimator};
-    uint64_t bytes = 0;
-    for (uint64_t done = 0; done < tokens; done += PP_SEGMENT_TOKENS_MAX) {
-        uint64_t left = tokens - done;
-        bytes += an_index_bytes(
-            &params, dim, (uint32_t)(left < PP_SEGMENT_TOKENS_MAX ? left : PP_SEGMENT_TOKENS_MAX));
+    const char *at = settings.shares;
+    bool more = true;
+    while (more) {
+        char *end;
+        double share = strtod(at, &end);
+        if (bench->share_count == SHARES_MAX || end == at || !(share > 0.0 && share <= 1.0) ||
+            (*end != ',' && *end != '\0')) {
+            fprintf(stderr, "quality_bench: --rows-shares: '%s' is no list of at most %u shares\n",
+                    settings.shares, SHARES_MAX);
+            return PP_INVALID_ARGUMENT;
+        }
+        bench->shares[bench->share_count++] = share;
+        more = *end == ',';
+        at = end + 1;
     }
-    return tokens == 0 ? 0.0 : (double)bytes / (double)tokens;
+    return PP_OK;
+}
+
+static void make_key(char *key_out, size_t bytes, const char *text, const char *prompt,
+                     const char *estimator, double share, uint64_t context, uint64_t tokens)
+{
+    snprintf(key_out, bytes, "%s %s %s %.5f %llu %llu", text, prompt, estimator, share,
+             (unsigned long long)context, (unsigned long long)tokens);
+}
+
+/* What lines of an earlier run measured. Lines of other programs have no prompt. */
+static enum pp_status read_done(struct bench *bench)
+{
+    bench->done = json_object();
+    FILE *file = settings.json[0] == '\0' ? NULL : fopen(settings.json, "r");
+    char *line = NULL;
+    size_t capacity = 0;
+    while (file != NULL && getline(&line, &capacity, file) > 0) {
+        const char *prompt, *text, *estimator;
+        double share;
+        json_int_t context, tokens;
+        char key[512];
+        json_t *object = json_loads(line, 0, NULL);
+        if (json_unpack(object, "{s:s, s:s, s:s, s:F, s:I, s:I}", "text", &text, "prompt", &prompt,
+                        "estimator", &estimator, "rows_share_asked", &share, "context_asked",
+                        &context, "tokens_asked", &tokens) == 0) {
+            make_key(key, sizeof(key), text, prompt, estimator, share, (uint64_t)context,
+                     (uint64_t)tokens);
+            json_object_set_new(bench->done, key, json_true());
+        }
+        json_decref(object);
+    }
+    free(line);
+    if (file != NULL) {
+        fclose(file);
+    }
+    return PP_OK;
+}
+
+static const char *base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash == NULL ? path : slash + 1;
+}
+
+static bool is_done(const struct bench *bench, const char *prompt, const struct quality_spec *spec,
+                    double share)
+{
+    char key[512];
+    make_key(key, sizeof(key), base_name(settings.text), prompt, spec->text, share,
+             settings.context, settings.tokens);
+    return json_object_get(bench->done, key) != NULL;
 }
 
 static enum pp_status open_all(struct bench *bench)
 {
-    const char *const extra[] = {INDEX_TOKENS_MIN, NULL};
-    PP_TRY(bench_nodes_start(NULL, 1, extra, &bench->nodes));
     struct gw_worker_options worker = {.model = settings.model,
-                                       .nodes = bench->nodes.text,
+                                       .nodes = "",
                                        .context = settings.context,
+                                       .threads = settings.threads,
                                        .hash_seed = 1,
-                                       .node_timeout_us = NODE_TIMEOUT_US,
-                                       .nodes_wait_us = NODES_WAIT_US,
                                        .dense_layers = "",
                                        .log_level = PP_LOG_WARN};
     char *text;
@@ -113,112 +205,214 @@ static enum pp_status open_all(struct bench *bench)
     PP_TRY(gw_worker_open(&bench->worker, &worker, stderr));
     PP_TRY(gw_file_read(settings.text, stderr, &text, &bytes));
     enum pp_status status = gw_eval_text_init(&bench->worker, settings.text, text, bytes,
-                                              MEASURED_TOKENS, stderr, &bench->text);
+                                              settings.tokens, stderr, &bench->text);
     free(text);
     bool terminal = isatty(STDERR_FILENO) == 1;
     gw_progress_init(&bench->progress, stderr, terminal, bench->worker.clock);
     bench->bar = terminal ? &bench->progress : NULL;
+    bench->threads = settings.threads > 0 ? (uint32_t)settings.threads : pp_team_threads_default();
+    quality_model_init(&bench->worker, bench->threads);
     return status;
 }
 
-static enum pp_status report(struct bench *bench, const struct gw_eval_estimator *estimator,
-                             const struct gw_eval_run *run, uint32_t correct, uint64_t held)
+static json_t *rounded(double value)
 {
-    char texts[7][32];
-    double rows = (double)run->score.rows;
-    double share = (double)run->steps.keys_read / (double)run->steps.keys_held;
-    double error = run->steps.error_sum / (double)run->steps.errors;
-    double kl = run->score.kl_sum / rows, top1 = (double)run->score.top1_same / rows;
+    char text[32];
+    snprintf(text, sizeof(text), "%.4g", value);
+    return json_real(strtod(text, NULL));
+}
+
+/* Errors by layer, and by layer and head. */
+static void put_errors(json_t *object, const struct quality_held *held,
+                       const struct quality_errors *errors)
+{
+    json_t *layers = json_array(), *heads = json_array();
+    for (uint32_t layer = 0; layer < held->shape.layers; ++layer) {
+        json_t *row = json_array();
+        double sum = 0.0;
+        for (uint32_t h = 0; h < held->shape.q_heads; ++h) {
+            double mean = errors->means[layer * held->shape.q_heads + h];
+            json_array_append_new(row, rounded(mean));
+            sum += mean;
+        }
+        json_array_append_new(layers, rounded(sum / held->shape.q_heads));
+        json_array_append_new(heads, row);
+    }
+    json_object_set_new(object, "error_by_layer", layers);
+    json_object_set_new(object, "error_by_head", heads);
+}
+
+static enum pp_status report(const struct bench *bench, const struct prompt *prompt,
+                             const struct quality_estimator *estimator, double asked,
+                             const struct quality_errors *errors, const struct gw_eval_run *run)
+{
+    double rows = (double)run->score.rows, kl = run->score.kl_sum / rows;
     double ppl = gw_eval_score_perplexity(&run->score);
-    double bytes = index_bytes(&estimator->estimator,
-                               gw_engine_info(bench->worker.engine)->shape.head_dim, held);
-    snprintf(texts[0], sizeof(texts[0]), "%.4f", share);
-    snprintf(texts[1], sizeof(texts[1]), "%.3e", error);
+    double top1 = (double)run->score.top1_same / rows;
+    bool needle = prompt->text != &bench->text;
+    const struct {
+        const char *name;
+        double value;
+    } reals[] = {{"rows_share_asked", asked},
+                 {"rows_share", errors->rows_share},
+                 {"rows_share_q_head", errors->rows_share_q_head},
+                 {"error_mean", errors->mean},
+                 {"coverage", errors->covered},
+                 {"error_over_published", errors->published},
+                 {"kl_mean", kl},
+                 {"kl_max", run->score.kl_max},
+                 {"top1_agreement", top1},
+                 {"ppl", ppl},
+                 {"bytes_per_token_kv_head", errors->bytes},
+                 {"index_bytes_per_token_kv_head", estimator->state_bytes}};
+    json_t *object = json_object();
+    json_object_set_new(object, "bench", json_string("quality"));
+    json_object_set_new(object, "text", json_string(base_name(settings.text)));
+    json_object_set_new(object, "prompt", json_string(prompt->name));
+    json_object_set_new(object, "estimator", json_string(estimator->spec.text));
+    for (size_t i = 0; i < sizeof(reals) / sizeof(reals[0]); ++i) {
+        json_object_set_new(object, reals[i].name, json_real(reals[i].value));
+    }
+    json_object_set_new(object, "l", json_integer(estimator->params.estimator.l));
+    json_object_set_new(object, "context", json_integer((json_int_t)prompt->text->id_count));
+    json_object_set_new(object, "context_asked", json_integer((json_int_t)settings.context));
+    json_object_set_new(object, "tokens_asked", json_integer((json_int_t)settings.tokens));
+    json_object_set_new(object, "held", json_integer(prompt->held.tokens));
+    json_object_set_new(object, "needle_correct",
+                        json_integer(needle ? (json_int_t)run->score.next_same : 0));
+    json_object_set_new(object, "needle_total",
+                        json_integer(needle ? (json_int_t)run->score.rows : 0));
+    put_errors(object, &prompt->held, errors);
+    char texts[8][32];
+    snprintf(texts[0], sizeof(texts[0]), "%.4f", errors->rows_share);
+    snprintf(texts[1], sizeof(texts[1]), "%.4f", errors->mean);
     snprintf(texts[2], sizeof(texts[2]), "%.3e", kl);
     snprintf(texts[3], sizeof(texts[3]), "%.4f", top1);
     snprintf(texts[4], sizeof(texts[4]), "%.4f", ppl);
-    snprintf(texts[5], sizeof(texts[5]), "%u/%u", correct, NEEDLE_COUNT);
-    snprintf(texts[6], sizeof(texts[6]), "%.1f", bytes);
-    fprintf(stderr, TABLE_ROW, estimator->text, texts[0], texts[1], texts[2], texts[3], texts[4],
-            texts[5], texts[6]);
-    json_t *object = json_object();
-    json_object_set_new(object, "bench", json_string("quality"));
-    json_object_set_new(object, "estimator", json_string(estimator->text));
-    json_object_set_new(object, "context", json_integer((json_int_t)bench->text.id_count));
-    json_object_set_new(object, "rows_share", json_real(share));
-    json_object_set_new(object, "error_mean", json_real(error));
-    json_object_set_new(object, "kl_mean", json_real(kl));
-    json_object_set_new(object, "top1_agreement", json_real(top1));
-    json_object_set_new(object, "ppl", json_real(ppl));
-    json_object_set_new(object, "needle_correct", json_integer(correct));
-    json_object_set_new(object, "needle_total", json_integer(NEEDLE_COUNT));
-    json_object_set_new(object, "index_bytes_per_token_kv_head", json_real(bytes));
-    return bench_report(object, pp_team_threads_default(), PP_COMMIT, settings.json);
+    snprintf(texts[5], sizeof(texts[5]), "%u/%u", needle ? (uint32_t)run->score.next_same : 0,
+             needle ? (uint32_t)run->score.rows : 0);
+    snprintf(texts[6], sizeof(texts[6]), "%.4f", errors->covered);
+    snprintf(texts[7], sizeof(texts[7]), "%.1f", errors->bytes);
+    fprintf(stderr, TABLE_ROW, prompt->name, estimator->spec.text, texts[0], texts[1], texts[2],
+            texts[3], texts[4], texts[5], texts[6], texts[7]);
+    return bench_report(object, bench->threads, PP_COMMIT, settings.json);
 }
 
-/* The text's run; its sequence is closed before the needles open theirs. */
-static enum pp_status run_text(struct bench *bench, const struct gw_eval_estimator *estimator,
-                               const struct gw_sequence_options *opening,
-                               struct gw_eval_run *run_out, uint64_t *held_out)
+/* One line: the errors over the exact run's queries, and the run with the estimator. */
+static enum pp_status measure_line(const struct bench *bench, struct prompt *prompt,
+                                   const struct quality_spec *spec, double share)
 {
-    struct gw_sequence *sequence = NULL;
-    enum pp_status status = gw_sequence_open(bench->worker.engine, opening, &sequence);
+    struct quality_estimator estimator = {0};
+    struct quality_errors errors = {0};
+    struct gw_eval_run run = prompt->exact;
+    enum pp_status status =
+        quality_open_for_share(spec, &prompt->held, share, bench->threads, &estimator);
     if (status == PP_OK) {
-        status = gw_eval_text_prefill(&bench->text, sequence, bench->bar);
+        status = quality_errors_measure(&estimator, &errors);
+    }
+    if (status == PP_OK && spec->kind != QUALITY_EXACT) {
+        status = quality_model_run(prompt->text, prompt->sequence, &estimator, bench->bar, &run);
     }
     if (status == PP_OK) {
-        status = gw_eval_text_run(&bench->text, sequence, bench->bar, run_out);
+        status = report(bench, prompt, &estimator, share, &errors, &run);
     }
-    if (status != PP_OK) {
-        gw_worker_explain(stderr, estimator->text, status, sequence);
-    } else {
-        *held_out = gw_sequence_left(sequence);
+    quality_errors_free(&errors);
+    quality_close(&estimator);
+    return status;
+}
+
+/* exact and lsh with tables given have no share to ask for: one line. */
+static uint32_t lines_of(const struct bench *bench, const struct quality_spec *spec)
+{
+    bool one = spec->kind == QUALITY_EXACT || (spec->kind == QUALITY_LSH && spec->l > 0);
+    return one ? 1 : bench->share_count;
+}
+
+static double share_of_line(const struct bench *bench, const struct quality_spec *spec,
+                            uint32_t line)
+{
+    bool one = spec->kind == QUALITY_EXACT || (spec->kind == QUALITY_LSH && spec->l > 0);
+    return one ? 1.0 : bench->shares[line];
+}
+
+static bool prompt_done(const struct bench *bench, const char *name)
+{
+    for (uint32_t i = 0; i < bench->spec_count; ++i) {
+        for (uint32_t line = 0; line < lines_of(bench, &bench->specs[i]); ++line) {
+            if (!is_done(bench, name, &bench->specs[i],
+                         share_of_line(bench, &bench->specs[i], line))) {
+                return false;
+            }
+        }
     }
-    gw_sequence_close(sequence);
-    PP_TRY(status);
-    if (run_out->steps.errors == 0) {
-        fprintf(stderr, "quality_bench: the node did not use %s\n", estimator->text);
-        return PP_FAILED_PRECONDITION;
+    return true;
+}
+
+static enum pp_status measure_lines(const struct bench *bench, struct prompt *prompt)
+{
+    for (uint32_t i = 0; i < bench->spec_count; ++i) {
+        const struct quality_spec *spec = &bench->specs[i];
+        for (uint32_t line = 0; line < lines_of(bench, spec); ++line) {
+            double share = share_of_line(bench, spec, line);
+            if (!is_done(bench, prompt->name, spec, share)) {
+                PP_TRY(measure_line(bench, prompt, spec, share));
+            }
+        }
     }
     return PP_OK;
 }
 
-static enum pp_status run_estimator(struct bench *bench, const struct gw_eval_estimator *estimator)
+static enum pp_status measure_prompt(struct bench *bench, const char *name,
+                                     struct gw_eval_text *text)
 {
-    struct gw_eval_run run;
-    uint64_t held = 0;
-    uint32_t correct = 0;
-    struct gw_sequence_options opening = {.remote = bench->worker.remote,
-                                          .estimator = estimator->estimator,
-                                          .hash_seed = 1,
-                                          .step_seed = STEP_SEED,
-                                          .tokens_expected = bench->text.id_count,
-                                          .tokens_kept = MEASURED_TOKENS,
-                                          .balance = settings.balance,
-                                          .compare_exact = true};
-    PP_TRY(run_text(bench, estimator, &opening, &run, &held));
-    opening.tokens_kept = 0;
-    opening.compare_exact = false;
-    PP_TRY(needle_run(&bench->worker, &bench->text, &opening, stderr, &correct));
-    return report(bench, estimator, &run, correct, held);
+    struct prompt prompt = {.text = text};
+    snprintf(prompt.name, sizeof(prompt.name), "%s", name);
+    enum pp_status status =
+        quality_model_record(text, bench->bar, &prompt.sequence, &prompt.held, &prompt.exact);
+    if (status == PP_OK) {
+        status = measure_lines(bench, &prompt);
+    }
+    if (prompt.sequence != NULL) {
+        gw_sequence_close(prompt.sequence);
+    }
+    quality_held_free(&prompt.held);
+    return status;
+}
+
+static enum pp_status measure_needle(struct bench *bench, uint32_t index)
+{
+    struct gw_eval_text needle;
+    char name[16];
+    snprintf(name, sizeof(name), "needle-%u", index);
+    if (prompt_done(bench, name)) {
+        return PP_OK;
+    }
+    enum pp_status status = quality_needle_make(&bench->worker, &bench->text, index, &needle);
+    if (status == PP_OK) {
+        status = measure_prompt(bench, name, &needle);
+    }
+    gw_eval_text_free(&needle);
+    return status;
 }
 
 static enum pp_status measure(struct bench *bench)
 {
-    enum pp_status parsed =
-        gw_eval_estimators_parse(settings.estimators, bench->estimators, &bench->estimator_count);
-    if (parsed != PP_OK) {
-        fprintf(stderr,
-                "quality_bench: --estimators: '%s' is no list of exact, "
-                "lsh:k=K,l=L,t=T, sketch:bits=B,share=X\n",
-                settings.estimators);
-        return parsed;
+    if (quality_specs_parse(settings.estimators, bench->specs, SPECS_MAX, &bench->spec_count) !=
+        PP_OK) {
+        fprintf(stderr, "quality_bench: --estimators: '%s' is no list of %s\n", settings.estimators,
+                QUALITY_SPEC_SYNTAX);
+        return PP_INVALID_ARGUMENT;
     }
+    PP_TRY(parse_shares(bench));
+    PP_TRY(read_done(bench));
     PP_TRY(open_all(bench));
-    fprintf(stderr, TABLE_ROW, "estimator", "rows_share", "error_mean", "kl_mean", "top1", "ppl",
-            "needle", "index bytes");
-    for (uint32_t i = 0; i < bench->estimator_count; i++) {
-        PP_TRY(run_estimator(bench, &bench->estimators[i]));
+    fprintf(stderr, TABLE_ROW, "prompt", "estimator", "rows", "error", "kl", "top1", "ppl",
+            "needle", "coverage", "bytes");
+    if (!prompt_done(bench, "text")) {
+        PP_TRY(measure_prompt(bench, "text", &bench->text));
+    }
+    for (uint32_t i = 0; i < settings.needles; ++i) {
+        PP_TRY(measure_needle(bench, i));
     }
     return PP_OK;
 }
@@ -227,9 +421,9 @@ static enum pp_status run_bench(void)
 {
     static struct bench bench;
     enum pp_status status = measure(&bench);
+    json_decref(bench.done);
     gw_eval_text_free(&bench.text);
     gw_worker_close(&bench.worker);
-    bench_nodes_stop(&bench.nodes);
     return status;
 }
 

@@ -23,6 +23,7 @@ enum pp_status gw_eval_score_add(struct gw_eval_score *score, const float *refer
         score->logit_error_max = error > score->logit_error_max ? error : score->logit_error_max;
     }
     score->top1_same += best == reference_best ? 1 : 0;
+    score->next_same += best == next ? 1 : 0;
     return PP_OK;
 }
 

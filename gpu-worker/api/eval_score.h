@@ -14,7 +14,8 @@ struct gw_eval_score {
     uint64_t rows;
     double log_p_sum;
     double kl_sum, kl_max;
-    uint64_t top1_same;
+    uint64_t top1_same;     /* the likeliest token is the reference's */
+    uint64_t next_same;     /* it is the text's own next one */
     double logit_error_max; /* largest |logit - reference| of all rows */
 };
 

@@ -1,5 +1,5 @@
-"""The bench programs from the outside: each explains itself, and quality_bench reports every field
-of an estimator on a short text. PIGPEN_BUILD names the build folder."""
+"""The bench programs from the outside: each explains itself, and quality_bench measures every
+estimator on a short text, and goes on where a run was ended. PIGPEN_BUILD names the build folder."""
 import json
 import os
 import pathlib
@@ -13,8 +13,10 @@ MODEL = os.environ.get("PIGPEN_MODEL",
                        str(ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"))
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("PIGPEN_")}
 COMMON = {"machine", "isa", "threads", "commit"}
-FIELDS = {"bench", "estimator", "rows_share", "error_mean", "kl_mean", "top1_agreement", "ppl",
-          "needle_correct", "needle_total", "index_bytes_per_token_kv_head"}
+FIELDS = {"bench", "text", "prompt", "estimator", "rows_share", "rows_share_q_head", "error_mean",
+          "error_by_layer", "error_by_head", "coverage", "kl_mean", "top1_agreement", "ppl",
+          "needle_correct", "needle_total", "bytes_per_token_kv_head",
+          "index_bytes_per_token_kv_head"}
 
 
 def bench(name, *arguments):
@@ -31,19 +33,51 @@ class QualityBenchTest(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn("--json", done.stdout, name)
 
-    def test_an_estimator_is_reported_with_every_field(self):
+    def quality(self, out, *arguments):
+        done = bench("quality_bench", "--model", MODEL, "--context=256", "--tokens=16",
+                     "--rows-shares=0.2", "--json", str(out), *arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+    def test_every_estimator_is_reported_with_every_field(self):
+        estimators = ["exact", "topk", "weight", "uniform", "quest", "loki", "lsh:k=10,l=150",
+                      "lsh:k=6,centre=no", "sketch", "sketch:bits=1,balance=no", "topk:sample=head"]
         with tempfile.TemporaryDirectory() as folder:
             out = pathlib.Path(folder) / "quality.json"
-            done = bench("quality_bench", "--model", MODEL, "--context=256", "--estimators=lsh",
-                         "--json", str(out))
-            self.assertEqual(done.returncode, 0, done.stderr)
-            report = json.loads(out.read_text())
-        self.assertLessEqual(FIELDS | COMMON, set(report))
-        self.assertEqual(report["estimator"], "lsh")
-        self.assertTrue(0 < report["rows_share"] < 1, report)
-        self.assertTrue(0 < report["error_mean"] < 5, report)
-        self.assertGreater(report["index_bytes_per_token_kv_head"], 300)
-        self.assertGreater(report["threads"], 0)
+            reports = self.quality(out, "--needles=0", "--estimators", ",".join(estimators))
+        self.assertEqual([report["estimator"] for report in reports], estimators)
+        for report in reports:
+            self.assertLessEqual(FIELDS | COMMON, set(report))
+            self.assertGreater(report["threads"], 0)
+            if report["estimator"] == "exact":
+                self.assertEqual(report["error_mean"], 0)
+                self.assertEqual(report["rows_share"], 1)
+            else:
+                self.assertTrue(0 < report["rows_share"] < 1, report)
+                self.assertTrue(0 < report["error_mean"] < 5, report)
+        by_name = {report["estimator"]: report for report in reports}
+        self.assertGreater(by_name["lsh:k=10,l=150"]["index_bytes_per_token_kv_head"], 300)
+        # What is drawn by the exact weights errs little, what is drawn blindly much.
+        self.assertLess(by_name["weight"]["error_mean"], by_name["quest"]["error_mean"])
+        for name in ("sketch", "weight", "loki"):
+            self.assertLess(by_name[name]["error_mean"], by_name["uniform"]["error_mean"])
+
+    def test_a_second_run_measures_only_what_is_missing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = pathlib.Path(folder) / "quality.json"
+            self.quality(out, "--needles=1", "--estimators=sketch")
+            reports = self.quality(out, "--needles=1", "--estimators=sketch,topk")
+        self.assertEqual([(report["prompt"], report["estimator"]) for report in reports],
+                         [("text", "sketch"), ("needle-0", "sketch"),
+                          ("text", "topk"), ("needle-0", "topk")])
+        self.assertEqual(reports[1]["needle_total"], 5)
+
+    def test_what_is_no_estimator_is_refused(self):
+        for wrong in ("sketch:bits=3", "lsh:balance=no", "exact:sample=head", "magic", "lsh:k=",
+                      "sketch:bits=2,"):
+            done = bench("quality_bench", "--model", MODEL, "--estimators", wrong)
+            self.assertNotEqual(done.returncode, 0, wrong)
+            self.assertIn("--estimators", done.stderr)
 
 
 if __name__ == "__main__":

@@ -187,7 +187,10 @@ static void scores_are_perplexity_divergence_and_agreement(void **state)
     assert_true(fabs(gw_eval_score_perplexity(&score) - 4.0) < 1e-9);
     assert_int_equal(score.rows, 2);
     assert_int_equal(score.top1_same, 1); /* even's likeliest is id 0 */
+    assert_int_equal(score.next_same, 0);
     assert_true(score.kl_max > 0.1 && fabs(score.kl_sum - score.kl_max) < 1e-12);
+    assert_int_equal(gw_eval_score_add(&score, second, second, 4, 1), PP_OK);
+    assert_int_equal(score.next_same, 1);
     const float broken[4] = {NAN};
     assert_int_equal(gw_eval_score_add(&score, even, broken, 4, 1), PP_NON_FINITE);
 }
