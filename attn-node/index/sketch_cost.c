@@ -13,7 +13,7 @@ bool an_sketch_pays(const struct an_sketch *sketch, const struct an_rows *rows, 
 {
     const struct an_sketch_costs *costs = an_sketch_kernels_get()->costs;
     uint32_t count = end - begin;
-    double planes = sketch->shape.planes * (sketch->shape.bits == 4 ? 2.0 : 1.0);
+    double planes = sketch->shape.planes * (sketch->shape.bits == 4 ? (double)costs->nibbles : 1.0);
     double heads = an_sketch_heads_at_once(group);
     double key = planes * ((double)costs->plane + heads * (double)costs->plane_head) +
                  (double)costs->select + heads * (double)costs->select_head;

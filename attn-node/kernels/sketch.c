@@ -18,8 +18,8 @@
 
 static const struct an_sketch_kernels *const tables[] = {
     [PP_ISA_SCALAR] = &an_sketch_scalar,
-    [PP_ISA_AVX2] = &an_sketch_scalar,
-    [PP_ISA_AVX512] = &an_sketch_scalar,
+    [PP_ISA_AVX2] = &an_sketch_avx2,
+    [PP_ISA_AVX512] = &an_sketch_avx512,
     [PP_ISA_AVX512BF16] = &an_sketch_avx512bf16,
 };
 
@@ -164,6 +164,29 @@ void an_sketch_tables_make(const struct an_sketch_shape *shape, const float *r,
     double level_rms = shape->bits == 4 ? 3.5 : level_top;
     query->offset = (int32_t)rint(level_top * size / (double)FRACTION);
     query->level_max = (float)(level_rms * sqrt(shape->padded * square));
+}
+
+void an_sketch_nibbles_make(const struct an_sketch_shape *shape,
+                            const struct an_sketch_query *query, uint8_t *tables_out)
+{
+    if (shape->bits == 4) {
+        return; /* its own tables are of four bits */
+    }
+    const uint8_t *from = query->tables;
+    for (uint32_t j = 0; j < shape->planes; j += 3, from += 256, tables_out += 96) {
+        for (uint32_t x = 0; x < 16; ++x) {
+            const uint8_t *third = from + 2 * 64;
+            const uint8_t *top = from + 3 * 64;
+            tables_out[x] = from[x];
+            tables_out[16 + x] = from[64 + x];
+            tables_out[32 + x] = third[x];
+            tables_out[48 + x] =
+                (uint8_t)(from[16 * (x % 4)] - from[0] + from[64 + 16 * (x / 4)] - from[64]);
+            tables_out[64 + x] = top[x];
+            tables_out[80 + x] =
+                (uint8_t)(third[16 * (x % 4)] - third[0] + top[16 * (x / 4)] - top[0]);
+        }
+    }
 }
 
 void an_sketch_query_scale(struct an_sketch_query *query, float unit)

@@ -93,11 +93,12 @@ struct an_sketch_drawn {
     uint16_t threshold; /* u = threshold / 65536; 0: u = 1 */
 };
 
-/* What a thread takes, ns; for choosing between exact and sketch. Measured by attend_bench. */
+/* What a thread takes, ns; for choosing between exact and sketch (costs.c). */
 struct an_sketch_costs {
     float query;       /* a head: rotation, tables, the search for C */
     float plane;       /* scan: a plane of one key, once for a call's heads */
     float plane_head;  /* scan: a plane of one key for one head */
+    float nibbles;     /* scan: a plane of 4-bit codes is as dear as so many others */
     float select;      /* a key: log g, sum u, the draw */
     float select_head; /* a key and head of it */
     float row_byte;    /* a byte of a drawn row, once for a call's heads */

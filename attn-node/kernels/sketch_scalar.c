@@ -263,19 +263,9 @@ static void attend(const struct an_rows *rows, const uint16_t *ids, const uint16
     }
 }
 
-static const struct an_sketch_costs costs = {
-    .query = 20000.0f,
-    .plane = 0.2f,
-    .plane_head = 1.0f,
-    .select = 8.0f,
-    .select_head = 1.0f,
-    .row_byte = 1.0f,
-    .row_value = 3.0f,
-};
-
 const struct an_sketch_kernels an_sketch_scalar = {
     .isa = "scalar",
-    .costs = &costs,
+    .costs = &an_sketch_costs_scalar,
     .rotate = rotate,
     .encode = encode,
     .scan = scan,
