@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "gpu-worker/api/interrupt.h"
+#include "gpu-worker/api/keep.h"
 #include "gpu-worker/api/program.h"
 #include "gpu-worker/api/progress.h"
 #include "gpu-worker/api/prompt.h"
@@ -29,11 +30,14 @@ struct generate {
     uint64_t top_k;
     double top_p;
     uint64_t seed;
-    const char *json_path;
+    const char *json_path, *save_path, *load_path;
 
     struct gw_worker worker;
     struct pp_estimator estimator;
     struct gw_sequence *sequence;
+    struct gw_document *document;      /* NULL: prefill */
+    struct gw_document_writer *writer; /* NULL: nothing is saved */
+    uint64_t shared;                   /* tokens that the document gives */
     struct gw_sampler sampler;
     struct gw_progress progress;
     struct gw_detokenizer detokenizer;
@@ -42,7 +46,7 @@ struct generate {
     float *logits; /* [vocab] */
     char *answer;
     size_t answer_bytes, answer_capacity;
-    uint64_t prefill_us;
+    uint64_t prefill_us, save_us;
     uint64_t generated;
     const char *finish;
     struct gw_step_stats steps;
@@ -86,6 +90,29 @@ static size_t generate_prompt_options(struct generate *generate, struct pp_optio
          .group = "Prompt",
          .default_text = "false",
          .help = "Continue the text as it is, without the model's chat template."},
+    };
+    memcpy(table_out, table, sizeof(table));
+    return sizeof(table) / sizeof(table[0]);
+}
+
+static size_t generate_document_options(struct generate *generate, struct pp_option *table_out)
+{
+    const struct pp_option table[] = {
+        {.name = "save-kv",
+         .kind = PP_OPTION_TEXT,
+         .target = &generate->save_path,
+         .group = "Prompt",
+         .default_text = "",
+         .value_name = "DIR",
+         .help = "Save the keys and values of the prompt in a new directory."},
+        {.name = "load-kv",
+         .kind = PP_OPTION_TEXT,
+         .target = &generate->load_path,
+         .group = "Prompt",
+         .default_text = "",
+         .value_name = "DIR",
+         .help = "Take what the prompt has in common with a saved one from there, from its first "
+                 "token on, instead of computing it. Any nodes will do."},
     };
     memcpy(table_out, table, sizeof(table));
     return sizeof(table) / sizeof(table[0]);
@@ -175,6 +202,7 @@ static size_t generate_output_options(struct generate *generate, struct pp_optio
 static size_t generate_options(struct generate *generate, struct pp_option *table_out)
 {
     size_t count = generate_prompt_options(generate, table_out);
+    count += generate_document_options(generate, table_out + count);
     count += generate_answer_options(generate, table_out + count);
     count += gw_worker_option_table(&generate->worker_options, table_out + count);
     count += generate_output_options(generate, table_out + count);
@@ -183,7 +211,7 @@ static size_t generate_options(struct generate *generate, struct pp_option *tabl
 
 static bool generate_progress(void *context, enum gw_phase phase, uint64_t done, uint64_t total)
 {
-    static const char *const labels[] = {"prefill", "store", "index", "load"};
+    static const char *const labels[] = {"prefill", "store", "index", "load", "save"};
     struct generate *generate = context;
     if (!generate->worker_options.quiet) {
         gw_progress_show(&generate->progress, labels[phase], done, total);
@@ -223,9 +251,33 @@ static enum pp_status generate_open_worker(struct generate *generate)
     return status;
 }
 
+/* A document that shares less than half of the prompt is another one than was meant. */
+static enum pp_status generate_open_documents(struct generate *generate)
+{
+    const struct gw_engine_info *info = gw_engine_info(generate->worker.engine);
+    if (generate->load_path[0] != '\0') {
+        PP_TRY(gw_document_open(generate->load_path, &info->shape, info->fingerprint,
+                                info->fingerprint_bytes, stderr, &generate->document));
+        generate->shared = gw_keep_shared(generate->document, generate->ids, generate->id_count);
+        if (2 * generate->shared + 1 < generate->id_count) {
+            fprintf(stderr,
+                    "%s is of another text: of the prompt's %zu tokens it begins with %llu; give "
+                    "the same --prompt-file, or run without --load-kv\n",
+                    generate->load_path, generate->id_count, (unsigned long long)generate->shared);
+            return PP_INVALID_ARGUMENT;
+        }
+    }
+    if (generate->save_path[0] == '\0') {
+        return PP_OK;
+    }
+    return gw_keep_begin(generate->save_path, info, generate->ids, generate->id_count, stderr,
+                         &generate->writer);
+}
+
 static enum pp_status generate_open(struct generate *generate)
 {
     PP_TRY(generate_open_worker(generate));
+    PP_TRY(generate_open_documents(generate));
     const struct gw_engine_info *info = gw_engine_info(generate->worker.engine);
     if (generate->id_count >= info->tokens_max) {
         fprintf(stderr, "the prompt has %zu tokens, which leaves no room in a context of %u\n",
@@ -322,21 +374,65 @@ static enum pp_status generate_decode(struct generate *generate)
     }
 }
 
-static enum pp_status generate_run(struct generate *generate)
+/* What the document does not give runs token by token. */
+static enum pp_status generate_restore(struct generate *generate)
+{
+    uint64_t rest = generate->id_count - generate->shared;
+    if (generate->shared > 0) {
+        PP_TRY(gw_keep_restore(generate->document, generate->shared, generate->sequence,
+                               generate_progress, generate));
+    }
+    for (uint64_t i = 0; i < rest; i++) {
+        bool last = i + 1 == rest;
+        PP_TRY(gw_sequence_step(generate->sequence, generate->ids[generate->shared + i],
+                                last ? generate->logits : NULL, NULL));
+        if (!generate_progress(generate, GW_PHASE_PREFILL, i + 1, rest)) {
+            return PP_CANCELLED;
+        }
+    }
+    return PP_OK;
+}
+
+static enum pp_status generate_prefill(struct generate *generate)
+{
+    if (generate->document != NULL) {
+        return generate_restore(generate);
+    }
+    return gw_sequence_prefill(generate->sequence, generate->ids, (uint32_t)generate->id_count, 1,
+                               generate->logits, generate_progress, generate);
+}
+
+static enum pp_status generate_save(struct generate *generate)
 {
     uint64_t begin_us = pp_clock_now_us(&generate->worker.clock);
     enum pp_status status =
-        gw_sequence_prefill(generate->sequence, generate->ids, (uint32_t)generate->id_count, 1,
-                            generate->logits, generate_progress, generate);
+        gw_keep_sequence(generate->writer, gw_engine_info(generate->worker.engine),
+                         generate->sequence, generate_progress, generate);
+    gw_progress_end(&generate->progress);
+    generate->save_us = pp_clock_now_us(&generate->worker.clock) - begin_us;
+    if (status != PP_OK && status != PP_CANCELLED) {
+        gw_worker_explain(stderr, "saving the prompt", status, generate->sequence);
+    }
+    return status;
+}
+
+static enum pp_status generate_run(struct generate *generate)
+{
+    uint64_t begin_us = pp_clock_now_us(&generate->worker.clock);
+    enum pp_status status = generate_prefill(generate);
     gw_progress_end(&generate->progress);
     if (status == PP_CANCELLED) {
         return status;
     }
     if (status != PP_OK) {
-        gw_worker_explain(stderr, "prefill", status, generate->sequence);
+        gw_worker_explain(stderr, generate->document != NULL ? "loading the prompt" : "prefill",
+                          status, generate->sequence);
         return status;
     }
     generate->prefill_us = pp_clock_now_us(&generate->worker.clock) - begin_us;
+    if (generate->writer != NULL) {
+        PP_TRY(generate_save(generate));
+    }
     status = generate_decode(generate);
     gw_detokenizer_finish(&generate->detokenizer);
     if (generate->answer_bytes > 0) {
@@ -356,9 +452,10 @@ static void generate_figures(const struct generate *generate)
     const struct gw_step_stats *steps = &generate->steps;
     double count = steps->steps == 0 ? 1.0 : (double)steps->steps;
     double prefill_s = (double)generate->prefill_us * 1e-6;
-    fprintf(stderr, "%zu prompt tokens in %.2f s (%.0f tokens/s), %llu tokens at %.1f ms",
+    fprintf(stderr, "%zu prompt tokens in %.2f s (%.0f tokens/s%s), %llu tokens at %.1f ms",
             generate->id_count, prefill_s, (double)generate->id_count / prefill_s,
-            (unsigned long long)generate->generated, (double)steps->total_us * 1e-3 / count);
+            generate->document != NULL ? ", loaded" : "", (unsigned long long)generate->generated,
+            (double)steps->total_us * 1e-3 / count);
     if (steps->attends > 0) {
         fprintf(stderr,
                 "; %.1f ms of it waiting for nodes; of the held keys a query head read %.1f %%, "
@@ -389,6 +486,8 @@ static enum pp_status generate_report(struct generate *generate)
     json_object_set_new(object, "prefill_s", json_real(prefill_s));
     json_object_set_new(object, "prefill_tokens_per_s",
                         json_real((double)generate->id_count / prefill_s));
+    json_object_set_new(object, "loaded_tokens", json_integer((json_int_t)generate->shared));
+    json_object_set_new(object, "save_s", json_real((double)generate->save_us * 1e-6));
     gw_statistics_steps(object, &generate->steps);
     gw_statistics_held(object, &generate->worker, generate->sequence);
     json_object_set_new(object, "answer", json_stringn(answer, generate->answer_bytes));
@@ -399,6 +498,8 @@ static void generate_close(void *context)
 {
     struct generate *generate = context;
     gw_sequence_close(generate->sequence);
+    gw_document_writer_destroy(generate->writer);
+    gw_document_close(generate->document);
     gw_sampler_deinit(&generate->sampler);
     gw_detokenizer_deinit(&generate->detokenizer);
     free(generate->answer);

@@ -93,9 +93,9 @@ PP_MUST_USE enum pp_status gw_sequence_open(struct gw_engine *engine,
                                             struct gw_sequence **sequence_out);
 void gw_sequence_close(struct gw_sequence *sequence);
 
-enum gw_phase { GW_PHASE_PREFILL, GW_PHASE_STORE, GW_PHASE_INDEX, GW_PHASE_FILL };
-/* done of total: tokens x layers computed or filled, or tokens the nodes stored or indexed. false
- * ends what is being done: PP_CANCELLED. */
+enum gw_phase { GW_PHASE_PREFILL, GW_PHASE_STORE, GW_PHASE_INDEX, GW_PHASE_FILL, GW_PHASE_KEEP };
+/* done of total: tokens x layers computed, filled or kept, or tokens the nodes stored or indexed.
+ * false ends what is being done: PP_CANCELLED. */
 typedef bool gw_progress_fn(void *context, enum gw_phase phase, uint64_t done, uint64_t total);
 
 /* Runs `count` tokens. logits_out [logit_rows][vocab] (host memory) gets the logits of the last

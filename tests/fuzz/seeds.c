@@ -243,6 +243,16 @@ static void put_options(void)
     put("options_fuzz", "help", "--help", 6);
 }
 
+static void put_manifest(void)
+{
+    static const char MANIFEST[] =
+        "{\"format\":\"pigpen-document\",\"version\":1,\"model\":{\"fingerprint\":\"0af3\","
+        "\"layers\":2,\"q_heads\":4,\"kv_heads\":2,\"head_dim\":8},\"kv_dtype\":\"bf16\","
+        "\"tokens\":70,\"balanced\":true,\"crc32c\":{\"tokens\":1,\"balances\":2,"
+        "\"k\":[3,4],\"v\":[5,4294967295]}}";
+    put("document_fuzz", "manifest", MANIFEST, sizeof(MANIFEST) - 1);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2) {
@@ -257,6 +267,7 @@ int main(int argc, char **argv)
     put_attend();
     put_others();
     put_models();
+    put_manifest();
     put_texts();
     put_options();
     return EXIT_SUCCESS;
