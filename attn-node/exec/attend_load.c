@@ -64,7 +64,7 @@ static void load_task(struct an_attend *attend, struct an_task *task, enum pp_dt
 
 static bool wants_hash(const struct an_task *task)
 {
-    return task->sampled && !task->failed && task->part->params->hash != NULL &&
+    return task->sampled && !task->failed && task->layer->params->hash != NULL &&
            task->item->signatures == NULL;
 }
 

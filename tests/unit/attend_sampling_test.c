@@ -238,6 +238,55 @@ static void layers_sample_by_estimators_of_their_own(void **state)
     fixture_stop(&fixture);
 }
 
+/* One layer under `own` in a part of another estimator, or of `own` where that is NULL. */
+static void answer_under(struct fixture *fixture, const struct pp_layer_estimator *own,
+                         const struct pp_estimator *parts, float o_out[4 * 64])
+{
+    struct shape shape = lsh_shape;
+    shape.layers = 1;
+    shape.estimator = parts != NULL ? *parts : own->estimator;
+    fixture->job.open = shape_open(&shape, 1);
+    fixture->job.open.layer_estimators = own;
+    fixture->job.open.layer_estimator_count = parts != NULL ? 1 : 0;
+    assert_int_equal(fixture_run(fixture, AN_JOB_OPEN), PP_OK);
+    uint64_t handle = fixture->job.open.handle;
+    for (uint32_t at = 0; at < 2048; at += 512) {
+        assert_int_equal(fixture_append(fixture, handle, 1, &shape, 0, at, 512, 3, false), PP_OK);
+    }
+    float q[4 * 64];
+    struct an_attend_item item;
+    make_queries(5, 4 * 64, q);
+    assert_int_equal(
+        fixture_attend(fixture, handle, 1, 0, 2048, 1, q, 4, 64, own->estimator.kind, &item),
+        PP_OK);
+    assert_int_equal(item.used, own->estimator.kind);
+    memcpy(o_out, item.o, 4 * 64 * sizeof(float));
+    (void)fixture_close(fixture, handle);
+}
+
+static void a_layers_estimator_answers_alike_whatever_its_part_has(void **state)
+{
+    (void)state;
+    static const struct pp_estimator all[] = {{.kind = PP_LSH, .k = 6, .l = 30, .t = 2},
+                                              {.kind = PP_LSH, .k = 8, .l = 75, .t = 2},
+                                              {.kind = PP_SKETCH, .bits = 2, .rows_share = 0.1f},
+                                              {.kind = PP_EXACT}};
+    struct fixture fixture = {.now_us = 1};
+    struct an_exec_config config = fixture_config(&fixture);
+    fixture_start(&fixture, &config);
+    for (uint32_t i = 0; i < 4; i++) {
+        const struct pp_layer_estimator own = {0, all[i]};
+        float expected[4 * 64], o[4 * 64];
+        answer_under(&fixture, &own, NULL, expected);
+        for (uint32_t j = 0; j < 4; j++) {
+            answer_under(&fixture, &own, &all[j], o);
+            assert_memory_equal(o, expected, sizeof(o));
+        }
+    }
+    fixture_expect_empty(&fixture);
+    fixture_stop(&fixture);
+}
+
 static void estimators_of_layers_out_of_range_are_refused(void **state)
 {
     (void)state;
@@ -263,6 +312,7 @@ int main(void)
         cmocka_unit_test(an_empty_sample_of_many_rows_is_answered_by_a_uniform_one),
         cmocka_unit_test(a_node_reads_exactly_where_that_is_cheaper_unless_the_estimator_is_named),
         cmocka_unit_test(layers_sample_by_estimators_of_their_own),
+        cmocka_unit_test(a_layers_estimator_answers_alike_whatever_its_part_has),
         cmocka_unit_test(estimators_of_layers_out_of_range_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
