@@ -32,7 +32,7 @@ struct eval {
     uint32_t estimator_count;
     struct gw_eval_text text;
     struct gw_sequence *sequence;
-    struct pp_estimator opened; /* what the sequence was opened with */
+    struct pp_estimators opened; /* what the sequence was opened with */
     uint64_t prefill_us;
 };
 
@@ -69,7 +69,8 @@ static size_t eval_options(struct eval *eval, struct pp_option *table_out)
          .default_text = "exact",
          .value_name = "LIST",
          .help = "What to measure: exact, lsh, lsh:k=10,l=150,t=2, sketch, "
-                 "sketch:bits=2,share=0.04, several with commas. All but exact want --nodes."},
+                 "sketch:bits=2,share=0.04, any with others for some layers as in lsh/0-3:exact, "
+                 "several with commas. All but exact want --nodes."},
         {.name = "seed",
          .kind = PP_OPTION_U64,
          .target = &eval->seed,
@@ -120,19 +121,21 @@ static size_t eval_estimator_bytes(const char *text)
 }
 
 enum pp_status gw_eval_estimators_parse(const char *text, struct gw_eval_estimator *estimators_out,
-                                        uint32_t *count_out)
+                                        uint32_t *count_out, char *error_out, size_t error_bytes)
 {
     uint32_t count = 0;
     bool more = true;
     while (more) {
         size_t bytes = eval_estimator_bytes(text);
         if (count == GW_EVAL_ESTIMATORS_MAX || bytes >= sizeof(estimators_out[count].text)) {
+            snprintf(error_out, error_bytes, "at most %u estimators of at most %zu characters each",
+                     GW_EVAL_ESTIMATORS_MAX, sizeof(estimators_out[0].text) - 1);
             return PP_INVALID_ARGUMENT;
         }
         struct gw_eval_estimator *to = &estimators_out[count];
         memcpy(to->text, text, bytes);
         to->text[bytes] = '\0';
-        PP_TRY(pp_estimator_parse(to->text, &to->estimator));
+        PP_TRY(pp_estimators_parse(to->text, &to->estimators, error_out, error_bytes));
         count++;
         more = text[bytes] == ',';
         text += bytes + (more ? 1 : 0);
@@ -144,14 +147,15 @@ enum pp_status gw_eval_estimators_parse(const char *text, struct gw_eval_estimat
 static enum pp_status eval_check(void *context)
 {
     struct eval *eval = context;
-    if (gw_eval_estimators_parse(eval->estimators_text, eval->estimators, &eval->estimator_count) !=
-        PP_OK) {
-        fprintf(stderr, "--estimators: '%s' is no list of at most %u of " PP_ESTIMATOR_SYNTAX "\n",
-                eval->estimators_text, GW_EVAL_ESTIMATORS_MAX);
-        return PP_INVALID_ARGUMENT;
+    char error[512];
+    enum pp_status status = gw_eval_estimators_parse(eval->estimators_text, eval->estimators,
+                                                     &eval->estimator_count, error, sizeof(error));
+    if (status != PP_OK) {
+        fprintf(stderr, "--estimators: %s\n", error);
+        return status;
     }
     for (uint32_t i = 0; i < eval->estimator_count; i++) {
-        if (eval->estimators[i].estimator.kind != PP_EXACT &&
+        if (pp_estimators_sample(&eval->estimators[i].estimators) &&
             eval->worker_options.nodes[0] == '\0') {
             fprintf(stderr, "--estimators: %s runs on attention nodes: name them with --nodes\n",
                     eval->estimators[i].text);
@@ -173,6 +177,10 @@ static enum pp_status eval_open(struct eval *eval)
     if (status == PP_OK) {
         status = gw_eval_text_init(&eval->worker, eval->text_path, text, bytes, eval->tokens,
                                    stderr, &eval->text);
+    }
+    for (uint32_t i = 0; i < eval->estimator_count && status == PP_OK; i++) {
+        status = gw_estimators_check("--estimators", &eval->estimators[i].estimators,
+                                     gw_engine_info(eval->worker.engine)->shape.layers, stderr);
     }
     free(text);
     return status;
@@ -241,12 +249,15 @@ static enum pp_status eval_report(struct eval *eval, const char *estimator,
 static enum pp_status eval_open_sequence(struct eval *eval, uint32_t index)
 {
     uint32_t of = index;
-    while (of + 1 < eval->estimator_count && eval->estimators[of].estimator.kind == PP_EXACT) {
+    while (of + 1 < eval->estimator_count &&
+           !pp_estimators_sample(&eval->estimators[of].estimators)) {
         of++;
     }
-    eval->opened = eval->estimators[of].estimator;
+    eval->opened = eval->estimators[of].estimators;
     struct gw_sequence_options options = {.remote = eval->worker.remote,
-                                          .estimator = eval->opened,
+                                          .estimator = eval->opened.common,
+                                          .ranges = eval->opened.ranges,
+                                          .range_count = eval->opened.range_count,
                                           .nodes_plan = eval->worker_options.nodes_plan,
                                           .worker_signatures =
                                               eval->worker_options.worker_signatures,
@@ -269,19 +280,20 @@ static enum pp_status eval_open_sequence(struct eval *eval, uint32_t index)
  * of rows: but one that an attend names is not planned by nodes. */
 static enum pp_status eval_take_sequence(struct eval *eval, uint32_t index)
 {
-    const struct pp_estimator *wanted = &eval->estimators[index].estimator;
-    bool same = pp_estimator_same(wanted, &eval->opened);
-    bool served =
-        !eval->worker_options.nodes_plan && pp_estimator_share_index(wanted, &eval->opened);
-    bool fits = wanted->kind == PP_EXACT || same || served;
+    const struct pp_estimators *wanted = &eval->estimators[index].estimators;
+    bool same = pp_estimators_same(wanted, &eval->opened);
+    bool one = wanted->range_count == 0 && eval->opened.range_count == 0;
+    bool served = !eval->worker_options.nodes_plan && one &&
+                  pp_estimator_share_index(&wanted->common, &eval->opened.common);
+    bool fits = !pp_estimators_sample(wanted) || same || served;
     if (eval->sequence == NULL || !fits) {
         gw_sequence_close(eval->sequence);
         eval->sequence = NULL;
         PP_TRY(eval_open_sequence(eval, index));
     }
     static const struct pp_estimator own = {.kind = PP_ESTIMATOR_NONE};
-    same = pp_estimator_same(wanted, &eval->opened);
-    gw_sequence_use(eval->sequence, same ? &own : wanted);
+    same = pp_estimators_same(wanted, &eval->opened);
+    gw_sequence_use(eval->sequence, same ? &own : &wanted->common);
     return PP_OK;
 }
 
@@ -301,7 +313,7 @@ static enum pp_status eval_estimator(struct eval *eval, uint32_t index)
         return status;
     }
     PP_TRY(eval_report(eval, estimator->text, &run));
-    if (estimator->estimator.kind != PP_EXACT && run.steps.attends_estimated == 0) {
+    if (pp_estimators_sample(&estimator->estimators) && run.steps.attends_estimated == 0) {
         fprintf(stderr, "%s was never used: the nodes hold too few tokens for an index\n",
                 estimator->text);
         return PP_FAILED_PRECONDITION;

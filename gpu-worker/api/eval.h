@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#include "common/attn/shape.h"
+#include "common/attn/estimators.h"
 #include "common/base/status.h"
 
 /* argv[0] is skipped. Returns the exit code (program.h). */
@@ -18,14 +18,15 @@ int gw_eval_main(int argc, char **argv);
 #define GW_EVAL_ESTIMATORS_MAX 16u
 
 struct gw_eval_estimator {
-    char text[64];
-    struct pp_estimator estimator;
+    char text[160];
+    struct pp_estimators estimators;
 };
 
 /* "exact,lsh:k=10,l=150,lsh:k=8,l=75": a comma before k=, l= or t= belongs to the estimator.
- * PP_INVALID_ARGUMENT. */
+ * PP_INVALID_ARGUMENT: error_out says why. */
 PP_MUST_USE enum pp_status gw_eval_estimators_parse(const char *text,
                                                     struct gw_eval_estimator *estimators_out,
-                                                    uint32_t *count_out);
+                                                    uint32_t *count_out, char *error_out,
+                                                    size_t error_bytes);
 
 #endif

@@ -33,7 +33,7 @@ struct generate {
     const char *json_path, *save_path, *load_path;
 
     struct gw_worker worker;
-    struct pp_estimator estimator;
+    struct pp_estimators estimators;
     struct gw_sequence *sequence;
     struct gw_document *document;      /* NULL: prefill */
     struct gw_document_writer *writer; /* NULL: nothing is saved */
@@ -171,7 +171,8 @@ static size_t generate_answer_options(struct generate *generate, struct pp_optio
          .value_name = "NAME",
          .help = "How nodes attend: exact; lsh or lsh:k=10,l=150,t=2 (k bits a table, l tables, t "
                  "of which must collide); sketch or sketch:bits=2,share=0.04 (bits a dimension, "
-                 "share of the keys a kv head that are read; or rows=N)."},
+                 "share of the keys a kv head that are read; or rows=N). Layers with another one "
+                 "follow behind slashes, counted from 0: lsh/0-3:exact/16:lsh:k=8,l=98,t=3."},
     };
     memcpy(table_out, table, sizeof(table));
     return sizeof(table) / sizeof(table[0]);
@@ -222,10 +223,11 @@ static bool generate_progress(void *context, enum gw_phase phase, uint64_t done,
 static enum pp_status generate_check(void *context)
 {
     struct generate *generate = context;
-    enum pp_status status = pp_estimator_parse(generate->estimator_text, &generate->estimator);
+    char error[512];
+    enum pp_status status =
+        pp_estimators_parse(generate->estimator_text, &generate->estimators, error, sizeof(error));
     if (status != PP_OK) {
-        fprintf(stderr, "--estimator: '%s' is none of " PP_ESTIMATOR_SYNTAX "\n",
-                generate->estimator_text);
+        fprintf(stderr, "--estimator: %s\n", error);
         return status;
     }
     if (generate->prompt.prompt[0] == '\0' && generate->prompt.file[0] == '\0') {
@@ -284,6 +286,7 @@ static enum pp_status generate_open(struct generate *generate)
                 generate->id_count, info->tokens_max);
         return PP_OUT_OF_RANGE;
     }
+    PP_TRY(gw_estimators_check("--estimator", &generate->estimators, info->shape.layers, stderr));
     uint64_t room = info->tokens_max - generate->id_count;
     generate->tokens_max = generate->tokens_max < room ? generate->tokens_max : room;
     generate->logits = malloc(info->vocab * sizeof(float));
@@ -294,7 +297,9 @@ static enum pp_status generate_open(struct generate *generate)
                            (uint32_t)generate->top_k, generate->top_p, generate->seed));
     struct gw_sequence_options options = {
         .remote = generate->worker.remote,
-        .estimator = generate->estimator,
+        .estimator = generate->estimators.common,
+        .ranges = generate->estimators.ranges,
+        .range_count = generate->estimators.range_count,
         .nodes_plan = generate->worker_options.nodes_plan,
         .worker_signatures = generate->worker_options.worker_signatures,
         .balance = generate->worker_options.sketch_balance,
@@ -465,7 +470,8 @@ static void generate_figures(const struct generate *generate)
                 100.0 * gw_statistics_share(steps->keys_read, steps->keys_held));
     }
     fputc('\n', stderr);
-    if (generate->estimator.kind != PP_EXACT && steps->attends_estimated == 0 && steps->steps > 0) {
+    bool sample = pp_estimators_sample(&generate->estimators);
+    if (sample && steps->attends_estimated == 0 && steps->steps > 0) {
         fprintf(stderr,
                 "note: %s was asked for but never used: too few tokens on the nodes for an "
                 "index, or no nodes\n",

@@ -255,6 +255,20 @@ enum pp_status gw_layers_parse(const char *text, uint32_t layers, FILE *errors,
     return PP_OK;
 }
 
+enum pp_status gw_estimators_check(const char *option, const struct pp_estimators *estimators,
+                                   uint32_t layers, FILE *errors)
+{
+    for (uint32_t i = 0; i < estimators->range_count; i++) {
+        uint32_t last = estimators->ranges[i].last;
+        if (last >= layers) {
+            fprintf(errors, "%s: names layer %u, but the model's layers are 0 to %u\n", option,
+                    last, layers - 1);
+            return PP_INVALID_ARGUMENT;
+        }
+    }
+    return PP_OK;
+}
+
 static enum pp_status worker_open_model(struct gw_worker *worker,
                                         const struct gw_worker_options *options, FILE *errors)
 {

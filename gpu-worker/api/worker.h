@@ -73,6 +73,11 @@ void gw_worker_close(struct gw_worker *worker);
 PP_MUST_USE enum pp_status gw_layers_parse(const char *text, uint32_t layers, FILE *errors,
                                            uint32_t *layers_out, uint32_t *count_out);
 
+/* Whether all layers that they name exist. PP_INVALID_ARGUMENT with a line on errors. */
+PP_MUST_USE enum pp_status gw_estimators_check(const char *option,
+                                               const struct pp_estimators *estimators,
+                                               uint32_t layers, FILE *errors);
+
 /* Reads a whole file. *text_out is malloc'ed, NUL-ended behind its bytes. PP_IO with a line on
  * errors that names path and cause; PP_MEMORY. */
 PP_MUST_USE enum pp_status gw_file_read(const char *path, FILE *errors, char **text_out,

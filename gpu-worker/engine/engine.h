@@ -70,8 +70,10 @@ const struct gw_engine_info *gw_engine_info(const struct gw_engine *engine);
 struct gw_sequence_options {
     struct gw_remote *remote; /* NULL: everything stays on the worker */
     struct pp_estimator estimator;
+    const struct pp_estimator_range *ranges; /* layers with another one; read at open only */
+    uint32_t range_count;
     bool nodes_plan;        /* nodes may attend exactly where they expect that to be cheaper */
-    bool worker_signatures; /* prefill hashes the keys, not the nodes (lsh, estimator resolved) */
+    bool worker_signatures; /* prefill hashes the keys of lsh layers, not the nodes */
     /* prefill of GW_BALANCE_TOKENS or more measures what nodes balance a sketch with */
     bool balance;
     const uint32_t *dense_layers; /* nodes attend these exactly; read at open only */

@@ -62,8 +62,8 @@ struct gw_sequence {
     uint64_t tokens_expected;
     uint64_t step_seed;
     uint32_t tokens_kept;
-    uint32_t signature_tables;     /* l of the signatures that prefill makes; 0: nodes hash */
-    bool balance;                  /* prefill measures it */
+    bool signatures;               /* prefill makes those of lsh layers, not the nodes */
+    bool balance;                  /* prefill measures that of sketch layers */
     struct pp_estimator estimator; /* of attends; kind NONE: the remote sequence's own */
     uint64_t length;
     uint64_t handed;  /* tokens behind the sink given to the remote, every layer alike */

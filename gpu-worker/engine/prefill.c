@@ -14,6 +14,7 @@ struct prefill {
     float *hidden;             /* [count][hidden] on the device */
     void *k, *v;               /* remote: [count] rows of the layer at hand */
     struct gw_balance balance; /* zeroed: not measured */
+    bool balancing;            /* it is measured of the layer at hand */
     gw_progress_fn *progress;
     void *context;
 };
@@ -39,7 +40,7 @@ static enum pp_status prefill_chunk(struct prefill *prefill, const struct gw_lay
     PP_TRY(ops->rms_norm(engine->device, engine->stream, x, layer->attn_norm, engine->norm_epsilon,
                          rows, engine->info.hidden, engine->normed));
     PP_TRY(gw_engine_queries(engine, layer, position, rows));
-    if (prefill->balance.values != NULL) {
+    if (prefill->balancing) {
         PP_TRY(ops->query_squares(engine->device, engine->stream, &engine->heads, engine->q, rows,
                                   prefill->balance.q_squares));
     }
@@ -62,13 +63,13 @@ static enum pp_status prefill_hand_over(struct prefill *prefill, uint32_t layer)
     uint64_t leaving = gw_sequence_leaving(sequence, prefill->count);
     uint64_t sink = prefill->count < PP_SINK_TOKENS ? prefill->count : PP_SINK_TOKENS;
     PP_TRY(ops->synchronize(engine->device, engine->stream));
-    if (prefill->balance.values != NULL && leaving > 0) {
+    if (prefill->balancing && leaving > 0) {
         PP_TRY(
             gw_balance_measure(engine, &prefill->balance, k + sink * sequence->row_bytes, leaving));
         PP_TRY(gw_remote_balance(sequence->remote, layer, prefill->balance.values));
     }
     const struct pp_hash *hash =
-        sequence->signature_tables > 0 ? gw_remote_hash(sequence->remote, layer) : NULL;
+        sequence->signatures ? gw_remote_hash(sequence->remote, layer) : NULL;
     if (hash != NULL) {
         uint64_t at = sink * sequence->row_bytes;
         PP_TRY(gw_sequence_hand_over_signed(sequence, layer, hash, leaving, k + at, v + at));
@@ -102,7 +103,9 @@ static enum pp_status prefill_layer(struct prefill *prefill, uint32_t index)
         kv = (struct gw_kv_rows){prefill->k, prefill->v, 0};
     }
     uint64_t total = (uint64_t)prefill->count * engine->info.shape.layers;
-    if (prefill->balance.values != NULL) {
+    prefill->balancing = prefill->balance.values != NULL &&
+                         gw_remote_estimator(sequence->remote, index)->kind == PP_SKETCH;
+    if (prefill->balancing) {
         gw_balance_clear(&prefill->balance, &engine->heads);
     }
     for (uint32_t begin = 0; begin < prefill->count; begin += engine->chunk_tokens) {

@@ -49,6 +49,8 @@ static enum pp_status sequence_open_remote(struct gw_sequence *sequence,
     struct gw_remote_sequence_config config = {.shape = info->shape,
                                                .fingerprint_bytes = info->fingerprint_bytes,
                                                .estimator = options->estimator,
+                                               .ranges = options->ranges,
+                                               .range_count = options->range_count,
                                                .nodes_plan = options->nodes_plan,
                                                .hash_seed = options->hash_seed,
                                                .dense_layers = options->dense_layers,
@@ -75,9 +77,8 @@ enum pp_status gw_sequence_open(struct gw_engine *engine, const struct gw_sequen
     sequence->tokens_expected = options->tokens_expected;
     sequence->step_seed = options->step_seed;
     sequence->tokens_kept = options->tokens_kept;
-    sequence->signature_tables = options->worker_signatures ? options->estimator.l : 0;
-    sequence->balance =
-        options->balance && options->remote != NULL && options->estimator.kind == PP_SKETCH;
+    sequence->signatures = options->worker_signatures;
+    sequence->balance = options->balance && options->remote != NULL;
     sequence->row_bytes = heads->kv_heads * pp_vector_bytes(heads->head_dim, heads->kv_dtype);
     uint64_t rows_kept = PP_SINK_TOKENS + PP_RECENT_TOKENS + options->tokens_kept +
                          (GW_LEAVE_BATCHES_MAX + 1u) * GW_LEAVE_TOKENS;

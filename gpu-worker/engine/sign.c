@@ -8,6 +8,7 @@
 #include "gpu-worker/engine/engine_state.h"
 
 struct sign_memory {
+    uint32_t tables; /* l of the layer */
     float *centre;   /* [kv head][dim] */
     uint16_t *codes; /* [GW_BULK_TOKENS][kv head][l] */
 };
@@ -29,9 +30,8 @@ static enum pp_status sign_segment(struct gw_sequence *sequence, uint32_t layer,
         uint64_t left = end - start;
         uint32_t count = left < GW_BULK_TOKENS ? (uint32_t)left : GW_BULK_TOKENS;
         uint64_t at = start * sequence->row_bytes;
-        PP_TRY(ops->sign_keys(engine->device, engine->stream, &engine->heads, hash,
-                              sequence->signature_tables, k + at, count, memory->centre,
-                              memory->codes));
+        PP_TRY(ops->sign_keys(engine->device, engine->stream, &engine->heads, hash, memory->tables,
+                              k + at, count, memory->centre, memory->codes));
         PP_TRY(gw_remote_append_signed(sequence->remote, layer, start, count, k + at, v + at,
                                        &segment));
     }
@@ -43,8 +43,10 @@ enum pp_status gw_sequence_hand_over_signed(struct gw_sequence *sequence, uint32
                                             const void *k, const void *v)
 {
     const struct gw_heads *heads = &sequence->engine->heads;
-    uint64_t codes = (uint64_t)GW_BULK_TOKENS * heads->kv_heads * sequence->signature_tables;
-    struct sign_memory memory = {.centre =
+    uint32_t tables = gw_remote_estimator(sequence->remote, layer)->l;
+    uint64_t codes = (uint64_t)GW_BULK_TOKENS * heads->kv_heads * tables;
+    struct sign_memory memory = {.tables = tables,
+                                 .centre =
                                      malloc(sizeof(float) * heads->kv_heads * heads->head_dim),
                                  .codes = malloc(codes * sizeof(uint16_t))};
     enum pp_status status = memory.centre == NULL || memory.codes == NULL ? PP_MEMORY : PP_OK;

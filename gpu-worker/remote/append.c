@@ -1,8 +1,7 @@
 /*
  * Cutting rows over the parts of a sequence, the segments that the worker signs, and the balance of
- * a layer's sketches. On the walk of
- * a token's K/V: engine/prefill and engine/sequence > here > remote/outbox. It refuses to know how
- * signatures and balances are made.
+ * a layer's sketches. On the walk of a token's K/V: engine/prefill and engine/sequence > here >
+ * remote/outbox. It refuses to know how signatures and balances are made.
  */
 #include <string.h>
 
@@ -10,12 +9,12 @@
 #include "gpu-worker/remote/outbox.h"
 
 /* What the rows of part i carry when the worker signed them. */
-static void add_segment(const struct gw_remote_sequence *sequence, uint32_t i,
+static void add_segment(const struct gw_remote_sequence *sequence, uint32_t i, uint32_t layer,
                         const struct gw_remote_segment *segment, uint64_t skipped,
                         struct gw_rows *rows)
 {
     const struct pp_shape *shape = &sequence->config.shape;
-    uint32_t l = sequence->config.estimator.l;
+    uint32_t l = gw_remote_estimator(sequence, layer)->l;
     rows->codes = segment->codes + skipped * shape->kv_heads * l;
     rows->code_bytes = l * (uint32_t)sizeof(*rows->codes);
     rows->centre = segment->centre;
@@ -42,16 +41,6 @@ uint64_t gw_remote_segment_end(const struct gw_remote_sequence *sequence, uint64
     return end;
 }
 
-const struct pp_hash *gw_remote_hash(const struct gw_remote_sequence *sequence, uint32_t layer)
-{
-    for (uint32_t i = 0; i < sequence->config.dense_layer_count; ++i) {
-        if (sequence->dense_layers[i] == layer) {
-            return NULL;
-        }
-    }
-    return sequence->hash;
-}
-
 static float *balance_of(const struct gw_remote_sequence *sequence, uint32_t layer)
 {
     const struct pp_shape *shape = &sequence->config.shape;
@@ -63,7 +52,7 @@ enum pp_status gw_remote_balance(struct gw_remote_sequence *sequence, uint32_t l
 {
     const struct pp_shape *shape = &sequence->config.shape;
     if (sequence->balances == NULL || layer >= shape->layers || sequence->handed[layer] != 0 ||
-        !(balance[0] > 0.0f)) {
+        gw_remote_estimator(sequence, layer)->kind != PP_SKETCH || !(balance[0] > 0.0f)) {
         return PP_INVALID_ARGUMENT;
     }
     memcpy(balance_of(sequence, layer), balance, sizeof(float) * shape->kv_heads * shape->head_dim);
@@ -116,7 +105,7 @@ static enum pp_status append_rows(struct gw_remote_sequence *sequence, uint32_t 
             .count = (uint32_t)(end - begin),
         };
         if (segment != NULL) {
-            add_segment(sequence, i, segment, skipped, &rows);
+            add_segment(sequence, i, layer, segment, skipped, &rows);
         }
         if (begin == 0) {
             add_balance(sequence, layer, &rows);

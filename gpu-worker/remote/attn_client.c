@@ -26,7 +26,12 @@ enum pp_status gw_dispatch_reserve(struct gw_dispatch *dispatch, uint32_t q_rows
     const struct gw_remote_sequence *sequence = dispatch->sequence;
     uint64_t heads = (uint64_t)q_rows * dispatch->q_heads;
     uint64_t row = heads * dispatch->head_dim * sizeof(float);
-    uint64_t codes = sequence->hash != NULL ? heads * sequence->config.estimator.l * 2 : 0;
+    uint32_t tables = sequence->estimators.common.l;
+    for (uint32_t i = 0; i < sequence->estimators.range_count; ++i) {
+        uint32_t l = sequence->estimators.ranges[i].estimator.l;
+        tables = l > tables ? l : tables;
+    }
+    uint64_t codes = heads * tables * sizeof(uint16_t);
     gw_dispatch_deinit(dispatch);
     dispatch->requests[0] = gw_buffer_new(row + codes);
     dispatch->requests[1] = gw_buffer_new(row + codes);
@@ -99,11 +104,12 @@ static void pack_payload(struct gw_dispatch *dispatch, const struct gw_remote_at
     }
     if (with_codes) {
         const float *q = (const float *)(const void *)dispatch->sending->data;
+        const struct pp_hash *hash = gw_remote_hash(sequence, attend->layer);
+        uint32_t l = gw_remote_estimator(sequence, attend->layer)->l;
         for (uint64_t head = 0; head < (uint64_t)attend->q_rows * dispatch->q_heads; ++head) {
-            pp_hash_query(sequence->hash, q + head * dispatch->head_dim,
-                          (uint16_t *)(void *)out + head * sequence->config.estimator.l);
+            pp_hash_query(hash, q + head * dispatch->head_dim, (uint16_t *)(void *)out + head * l);
         }
-        out += (uint64_t)attend->q_rows * dispatch->q_heads * sequence->config.estimator.l * 2;
+        out += (uint64_t)attend->q_rows * dispatch->q_heads * l * sizeof(uint16_t);
     }
     dispatch->payload_bytes = (uint64_t)(out - dispatch->sending->data);
 }
@@ -146,7 +152,8 @@ static enum pp_status pack_header(struct gw_dispatch *dispatch,
     }
     const struct gw_remote_sequence_config *config = &dispatch->sequence->config;
     bool own = attend->estimator.kind == PP_ESTIMATOR_NONE;
-    const struct pp_estimator *asked = own ? &config->estimator : &attend->estimator;
+    const struct pp_estimator *asked =
+        own ? gw_remote_estimator(dispatch->sequence, attend->layer) : &attend->estimator;
     struct pp_estimator of_part = *asked;
     if (dispatch->kv_heads == config->shape.kv_heads) { /* a span: others have their own rows */
         of_part = pp_budget_of_part(asked, dispatch->held_tokens, attend->held_tokens);
@@ -178,10 +185,12 @@ enum pp_status gw_dispatch_prepare(struct gw_dispatch *dispatch,
                                    const struct gw_remote_attend *attend, uint64_t held_tokens)
 {
     const struct gw_remote_sequence *sequence = dispatch->sequence;
-    const struct pp_estimator *own = &sequence->config.estimator;
-    const struct pp_estimator *asked =
-        attend->estimator.kind != PP_ESTIMATOR_NONE ? &attend->estimator : own;
-    /* Signatures are made with the sequence's k and l; for others the node hashes. */
+    const struct pp_estimator *own = gw_remote_estimator(sequence, attend->layer);
+    bool named = attend->estimator.kind != PP_ESTIMATOR_NONE;
+    const struct pp_estimator *asked = named ? &attend->estimator : own;
+    bool exact_apart =
+        !named && own->kind == PP_EXACT && pp_estimators_sample(&sequence->estimators);
+    /* Signatures are made with the layer's k and l; for others the node hashes. */
     bool with_codes = gw_remote_hash(sequence, attend->layer) != NULL && asked->kind == PP_LSH &&
                       asked->k == own->k && asked->l == own->l;
     PP_TRY(take_request(dispatch));
@@ -191,7 +200,7 @@ enum pp_status gw_dispatch_prepare(struct gw_dispatch *dispatch,
     dispatch->layer = attend->layer;
     dispatch->q_rows = attend->q_rows;
     dispatch->held_tokens = held_tokens;
-    dispatch->asked = asked->kind;
+    dispatch->asked = exact_apart ? PP_ESTIMATOR_NONE : asked->kind;
     pack_payload(dispatch, attend, with_codes);
     return pack_header(dispatch, attend, with_codes);
 }

@@ -79,7 +79,7 @@ struct gw_dispatch {
     uint64_t request_id, deadline_us;
     uint32_t layer, q_rows, q_heads, head_dim, kv_heads;
     uint64_t held_tokens;
-    enum pp_estimator_kind asked;
+    enum pp_estimator_kind asked; /* NONE: nothing that could count as used */
     uint32_t header_bytes;
     uint8_t header[GW_HEADER_BYTES];
     struct gw_buffer
@@ -115,10 +115,11 @@ struct gw_remote_sequence {
     uint64_t generation; /* [engine]; only changed while nothing is in flight */
     struct gw_route route;
     struct gw_part *parts;
-    uint64_t *handed;       /* [layers] [engine] */
-    _Atomic uint64_t *held; /* [layers] */
-    struct pp_hash *hash;   /* of queries; NULL unless lsh */
-    float *balances;        /* [engine] [layers][kv head][dim], 0: none; NULL unless sketch */
+    uint64_t *handed;                /* [layers] [engine] */
+    _Atomic uint64_t *held;          /* [layers] */
+    struct pp_estimators estimators; /* resolved */
+    struct pp_hash **hashes; /* [layers] of queries; NULL unless lsh; equal k and l share one */
+    float *balances; /* [engine] [layers][kv head][dim], 0: none; NULL unless a layer is sketch */
     _Atomic uint32_t chunks_waiting, dispatches_waiting;
     bool attending; /* [engine] */
     struct gw_remote_attend attend;

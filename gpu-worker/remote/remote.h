@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/attn/estimators.h"
 #include "common/attn/hash.h"
 #include "common/attn/partial.h"
 #include "common/attn/shape.h"
@@ -71,6 +72,8 @@ struct gw_remote_sequence_config {
     uint8_t fingerprint[PP_FINGERPRINT_BYTES];
     uint32_t fingerprint_bytes;
     struct pp_estimator estimator;
+    const struct pp_estimator_range *ranges; /* layers with another one; read at open only */
+    uint32_t range_count;
     bool nodes_plan; /* nodes may read exactly where they expect that to be cheaper; else estimator
                         is used wherever there is an index for it */
     uint64_t hash_seed;
@@ -110,7 +113,7 @@ PP_MUST_USE enum pp_status gw_remote_append_signed(struct gw_remote_sequence *se
                                                    const struct gw_remote_segment *segment);
 /* What the nodes are to balance a layer's sketches with: balance [kv head][dim], > 0, copied. They
  * get it with the first rows that each of them holds of the layer, of which none may have been
- * handed over yet. PP_INVALID_ARGUMENT, also where the estimator is no sketch. */
+ * handed over yet. PP_INVALID_ARGUMENT, also where the layer's estimator is no sketch. */
 PP_MUST_USE enum pp_status gw_remote_balance(struct gw_remote_sequence *sequence, uint32_t layer,
                                              const float *balance);
 /* What a layer is balanced with, [kv head][dim]; NULL: nothing. */
@@ -119,6 +122,9 @@ const float *gw_remote_balance_of(const struct gw_remote_sequence *sequence, uin
  * inside, and a part's segments begin every PP_SEGMENT_TOKENS_MAX rows, as where nodes seal. */
 uint64_t gw_remote_segment_end(const struct gw_remote_sequence *sequence, uint64_t begin,
                                uint64_t end);
+/* How a layer is attended, dense layers apart. */
+const struct pp_estimator *gw_remote_estimator(const struct gw_remote_sequence *sequence,
+                                               uint32_t layer);
 /* What the keys of a layer are hashed with; NULL: nodes take no signatures of it. */
 const struct pp_hash *gw_remote_hash(const struct gw_remote_sequence *sequence, uint32_t layer);
 
@@ -150,7 +156,7 @@ struct gw_remote_attend {
     uint32_t q_rows;
     const float *q;
     const uint64_t *seeds;
-    struct pp_estimator estimator; /* kind NONE: the sequence's */
+    struct pp_estimator estimator; /* kind NONE: the layer's */
 };
 struct gw_remote_answer {
     float *o;                      /* [q row][q head][dim] f32, caller's memory */
@@ -160,7 +166,9 @@ struct gw_remote_answer {
     uint64_t keys_read_q, keys_held_q; /* the same a q head, each by itself: the papers' share */
     uint64_t node_us;                  /* the slowest node's own time */
     uint64_t network_us;               /* dispatch to last answer, less node_us */
-    bool estimator_used;               /* some part used the asked estimator somewhere */
+    /* Some part used the asked estimator somewhere; false for exact layers of a sequence that
+     * samples others. */
+    bool estimator_used;
 };
 PP_MUST_USE enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
                                                   const struct gw_remote_attend *attend);

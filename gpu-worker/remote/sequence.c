@@ -15,6 +15,7 @@
 #include "gpu-worker/remote/attn_client.h"
 #include "gpu-worker/remote/node.h"
 #include "gpu-worker/remote/outbox.h"
+#include "gpu-worker/remote/sampling.h"
 
 #define SERVICE          "/pigpen.v1.AttentionService/"
 #define CLOSE_TIMEOUT_US 500000u
@@ -262,8 +263,7 @@ static void sequence_free(struct gw_remote_sequence *sequence)
         free(sequence->parts[i].acked);
         free(sequence->parts[i].sent);
     }
-    pp_hash_destroy(sequence->hash);
-    free(sequence->balances);
+    gw_sampling_deinit(sequence);
     free(sequence->parts);
     free(sequence->handed);
     free(sequence->held);
@@ -275,7 +275,6 @@ static enum pp_status check_config(const struct gw_remote *remote,
                                    struct gw_remote_sequence_config *config)
 {
     PP_TRY(pp_shape_check(&config->shape));
-    PP_TRY(pp_estimator_resolve(&config->estimator));
     uint64_t token_bytes = 2ull * config->shape.kv_heads *
                            pp_vector_bytes(config->shape.head_dim, config->shape.kv_dtype);
     if (config->fingerprint_bytes == 0 || config->fingerprint_bytes > PP_FINGERPRINT_BYTES ||
@@ -346,17 +345,7 @@ static enum pp_status sequence_new(struct gw_remote *remote,
                                sequence->config.shape.kv_heads, config->tokens_expected,
                                remote->turn++, &sequence->route);
     }
-    const struct pp_estimator *estimator = &sequence->config.estimator;
-    if (status == PP_OK && estimator->kind == PP_LSH) {
-        status = pp_hash_new(config->hash_seed, sequence->config.shape.head_dim, estimator->k,
-                             estimator->l, &sequence->hash);
-    }
-    if (status == PP_OK && estimator->kind == PP_SKETCH) {
-        const struct pp_shape *shape = &sequence->config.shape;
-        uint64_t values = (uint64_t)shape->layers * shape->kv_heads * shape->head_dim;
-        sequence->balances = calloc(values, sizeof(*sequence->balances));
-        status = sequence->balances != NULL ? PP_OK : PP_MEMORY;
-    }
+    status = status == PP_OK ? gw_sampling_init(sequence) : status;
     status = status == PP_OK ? init_parts(sequence) : status;
     if (status != PP_OK) {
         sequence_free(sequence);
@@ -401,7 +390,7 @@ static enum pp_status start_open(struct gw_part *part, struct gw_unary *unary)
     model.head_dim = config->shape.head_dim;
     model.scale = config->shape.scale;
     model.kv_dtype = (Pigpen__V1__Dtype)config->shape.kv_dtype;
-    gw_estimator_pack(&config->estimator, &estimator);
+    gw_estimator_pack(&sequence->estimators.common, &estimator);
     request.sequence_id.data = sequence->id;
     request.sequence_id.len = sizeof(sequence->id);
     request.part_id.data = part_id;
@@ -418,9 +407,15 @@ static enum pp_status start_open(struct gw_part *part, struct gw_unary *unary)
     request.lease_ms = LEASE_ASKED_MS;
     request.reserve_tokens =
         gw_route_part_tokens(&sequence->route, part->index, config->tokens_expected);
-    return gw_unary_start(unary, part->node, SERVICE "OpenPart",
-                          sequence->remote->config.call_timeout_us, &request.base,
-                          &pigpen__v1__open_part_response__descriptor, take_opened, part);
+    struct gw_layer_words layers;
+    PP_TRY(gw_layer_words_new(sequence, &layers));
+    request.layer_estimators = layers.list;
+    request.n_layer_estimators = layers.count;
+    enum pp_status status = gw_unary_start(
+        unary, part->node, SERVICE "OpenPart", sequence->remote->config.call_timeout_us,
+        &request.base, &pigpen__v1__open_part_response__descriptor, take_opened, part);
+    free(layers.list);
+    return status;
 }
 
 static enum pp_status open_parts(struct gw_remote_sequence *sequence)

@@ -113,7 +113,7 @@ enum pp_status gw_remote_seal(struct gw_remote_sequence *sequence,
         if (progress != NULL && !progress(context, now.indexed, now.total)) {
             return PP_CANCELLED;
         }
-        if (now.indexed >= now.total || sequence->config.estimator.kind == PP_EXACT) {
+        if (now.indexed >= now.total || !pp_estimators_sample(&sequence->estimators)) {
             return PP_OK;
         }
         uint64_t now_us = gw_remote_now(remote);

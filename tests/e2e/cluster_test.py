@@ -85,7 +85,8 @@ class ClusterTest(unittest.TestCase):
                 with node_process.Node(NODE, *options) as one, \
                         node_process.Node(NODE, *options) as two:
                     done = worker("eval", "--text", str(self.short), "--tokens=40",
-                                  f"--shard={shard}", "--estimators=lsh:k=6,l=40",
+                                  f"--shard={shard}", "--estimators",
+                                  "lsh:k=6,l=40/1-2:exact/5:lsh:k=5,l=50,t=3",
                                   "--dense-layers=0", f"--worker-signatures={made}",
                                   "--json", str(out), nodes_option((one, two)))
                 self.assertEqual(done.returncode, 0, done.stderr)

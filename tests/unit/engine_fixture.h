@@ -115,6 +115,13 @@ enum pp_status gw_remote_read(struct gw_remote_sequence *sequence, uint32_t laye
     return fake.answer;
 }
 
+const struct pp_estimator *gw_remote_estimator(const struct gw_remote_sequence *sequence,
+                                               uint32_t layer)
+{
+    (void)layer;
+    return &sequence->config.estimator;
+}
+
 /* This fake takes no signatures. */
 const struct pp_hash *gw_remote_hash(const struct gw_remote_sequence *sequence, uint32_t layer)
 {

@@ -184,6 +184,71 @@ static void signatures_travel_for_lsh_only_and_its_name_unless_nodes_plan(void *
     }
 }
 
+static void layers_are_opened_asked_and_signed_by_their_own_estimators(void **state)
+{
+    (void)state;
+    static const struct pp_estimator_range ranges[] = {
+        {0, 0, {.kind = PP_EXACT}},
+        {1, 1, {.kind = PP_LSH, .k = 8, .l = 200, .t = 3}},
+        {3, 3, {.kind = PP_LSH, .t = 4}},
+    };
+    static const uint32_t tables[FAKE_LAYERS] = {0, 200, 40, 150}, hits[FAKE_LAYERS] = {0, 3, 1, 4};
+    struct world *world = calloc(1, sizeof(*world));
+    struct gw_remote_config config;
+    struct gw_remote_sequence_config sequence = fake_sequence_config(40);
+    sequence.estimator = (struct pp_estimator){.kind = PP_LSH, .l = 40, .t = 1};
+    sequence.ranges = ranges;
+    sequence.range_count = 3;
+    world->net = fake_net_new();
+    fake_remote_config(world->net, 2, GW_SHARD_TOKENS, &config);
+    assert_int_equal(gw_remote_new(&config, &world->remote), PP_OK);
+    assert_int_equal(gw_remote_sequence_open(world->remote, &sequence, &world->sequence), PP_OK);
+    fill(world->sequence, 40);
+    const struct fake_node *node = &world->net->nodes[1];
+    assert_int_equal(node->parts[0].own_count, 3);
+    assert_int_equal(node->parts[0].own[0].estimator.kind, PP_EXACT);
+    assert_int_equal(node->parts[0].own[1].layer, 1);
+    assert_int_equal(node->parts[0].own[2].layer, 3);
+    assert_int_equal(node->parts[0].own[2].estimator.l, 150);
+    for (uint32_t layer = 0; layer < FAKE_LAYERS; ++layer) {
+        struct gw_remote_attend request = {
+            .layer = layer, .held_tokens = 40, .q_rows = 2, .q = world->q};
+        struct gw_remote_answer answer = {.o = world->o, .lse = world->lse};
+        assert_int_equal(gw_remote_attend_begin(world->sequence, &request), PP_OK);
+        assert_int_equal(gw_remote_attend_wait(world->sequence, &answer), PP_OK);
+        assert_int_equal(node->signature_bytes, 2 * HEADS * tables[layer] * sizeof(uint16_t));
+        assert_int_equal(node->asked.kind, layer == 0 ? PP_EXACT : PP_LSH);
+        assert_int_equal(node->asked.l, tables[layer]);
+        assert_int_equal(node->asked.t, hits[layer]);
+        assert_true(answer.estimator_used == (layer != 0));
+        assert_int_equal(gw_remote_estimator(world->sequence, layer)->l, tables[layer]);
+        assert_true((gw_remote_hash(world->sequence, layer) == NULL) == (layer == 0));
+    }
+    world_free(world);
+}
+
+static void layers_out_of_range_are_refused_at_open(void **state)
+{
+    (void)state;
+    static const struct pp_estimator_range bad[] = {
+        {3, FAKE_LAYERS, {.kind = PP_EXACT}},
+        {2, 1, {.kind = PP_EXACT}},
+        {0, 1, {.kind = PP_LSH, .k = 17}},
+        {0, 1, {.kind = PP_ESTIMATOR_NONE}},
+    };
+    struct world *world = world_new(1, GW_SHARD_TOKENS, exact);
+    for (uint32_t i = 0; i < sizeof(bad) / sizeof(bad[0]); ++i) {
+        struct gw_remote_sequence_config config = fake_sequence_config(40);
+        struct gw_remote_sequence *sequence = NULL;
+        config.ranges = &bad[i];
+        config.range_count = 1;
+        assert_int_equal(gw_remote_sequence_open(world->remote, &config, &sequence),
+                         PP_INVALID_ARGUMENT);
+        assert_null(sequence);
+    }
+    world_free(world);
+}
+
 static void a_second_attend_before_the_first_ended_is_refused(void **state)
 {
     (void)state;
@@ -421,6 +486,8 @@ int main(void)
         cmocka_unit_test(kv_head_shards_stand_side_by_side),
         cmocka_unit_test(more_than_is_acknowledged_cannot_be_asked),
         cmocka_unit_test(signatures_travel_for_lsh_only_and_its_name_unless_nodes_plan),
+        cmocka_unit_test(layers_are_opened_asked_and_signed_by_their_own_estimators),
+        cmocka_unit_test(layers_out_of_range_are_refused_at_open),
         cmocka_unit_test(a_second_attend_before_the_first_ended_is_refused),
         cmocka_unit_test(every_wrong_answer_ends_its_sequence_and_no_other),
         cmocka_unit_test(late_answers_are_dropped),

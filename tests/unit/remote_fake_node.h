@@ -66,6 +66,8 @@ struct fake_part {
     uint64_t row_bytes[FAKE_LAYERS];
     uint32_t kv_head_begin, kv_head_count;
     uint64_t reserve_tokens;
+    struct pp_layer_estimator own[FAKE_LAYERS]; /* that the open named */
+    uint32_t own_count;
     bool open;
 };
 
@@ -78,6 +80,8 @@ struct fake_node {
     uint32_t part_count, appends, in_flight, in_flight_max, closes, renewals, streams;
     bool hold_acks; /* appends are applied when released */
     bool saw_signatures;
+    uint64_t signature_bytes;  /* of the last attend */
+    struct pp_estimator asked; /* by it; kind NONE: none */
     uint64_t lease_ms;
     uint64_t reserve_tokens_max; /* 0: no bound */
 };
@@ -183,6 +187,22 @@ static inline struct fake_part *fake_find(struct fake_node *node, uint64_t handl
 
 /* The services. */
 
+static inline struct pp_estimator fake_estimator(const Pigpen__V1__Estimator *said)
+{
+    struct pp_estimator estimator = {.kind = PP_ESTIMATOR_NONE};
+    if (said != NULL) {
+        estimator = (struct pp_estimator){.kind = (enum pp_estimator_kind)said->kind,
+                                          .k = said->k,
+                                          .l = said->l,
+                                          .t = said->t,
+                                          .bits = said->bits,
+                                          .rows_share = said->rows_share,
+                                          .rows = said->rows,
+                                          .target_error = said->target_error};
+    }
+    return estimator;
+}
+
 static inline void fake_open(struct pp_call *call, const Pigpen__V1__OpenPartRequest *request)
 {
     struct fake_node *node = call->channel->node;
@@ -198,6 +218,11 @@ static inline void fake_open(struct pp_call *call, const Pigpen__V1__OpenPartReq
     part->kv_head_begin = request->kv_head_begin;
     part->kv_head_count = request->kv_head_count;
     part->reserve_tokens = request->reserve_tokens;
+    part->own_count = (uint32_t)request->n_layer_estimators;
+    for (uint32_t i = 0; i < part->own_count && i < FAKE_LAYERS; ++i) {
+        part->own[i].layer = request->layer_estimators[i]->layer;
+        part->own[i].estimator = fake_estimator(request->layer_estimators[i]->estimator);
+    }
     part->open = true;
     Pigpen__V1__OpenPartResponse answer = PIGPEN__V1__OPEN_PART_RESPONSE__INIT;
     answer.handle = part->handle;
@@ -368,6 +393,8 @@ static inline void fake_attend(struct pp_call *call, const Pigpen__V1__AttendReq
     struct fake_node *node = call->channel->node;
     struct fake_part *part = fake_find(node, request->items[0]->handle);
     node->saw_signatures = node->saw_signatures || request->n_sections > 1;
+    node->signature_bytes = request->n_sections > 1 ? request->sections[1]->bytes : 0;
+    node->asked = fake_estimator(request->items[0]->estimator);
     if (node->attend_mode == FAKE_SILENT) {
         return;
     }

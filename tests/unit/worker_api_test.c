@@ -148,15 +148,20 @@ static void commas_before_parameters_belong_to_the_estimator(void **state)
     (void)state;
     struct gw_eval_estimator list[GW_EVAL_ESTIMATORS_MAX];
     uint32_t count;
-    assert_int_equal(gw_eval_estimators_parse("exact,lsh:k=8,l=75,lsh,exact", list, &count), PP_OK);
+    char error[512];
+    assert_int_equal(gw_eval_estimators_parse("exact,lsh:k=8,l=75,lsh/0-1:exact/2:lsh:t=3,exact",
+                                              list, &count, error, sizeof(error)),
+                     PP_OK);
     assert_int_equal(count, 4);
-    assert_int_equal(list[0].estimator.kind, PP_EXACT);
-    assert_int_equal(list[1].estimator.kind, PP_LSH);
-    assert_int_equal(list[1].estimator.k, 8);
-    assert_int_equal(list[1].estimator.l, 75);
+    assert_int_equal(list[0].estimators.common.kind, PP_EXACT);
+    assert_int_equal(list[1].estimators.common.kind, PP_LSH);
+    assert_int_equal(list[1].estimators.common.k, 8);
+    assert_int_equal(list[1].estimators.common.l, 75);
     assert_string_equal(list[1].text, "lsh:k=8,l=75");
-    assert_int_equal(list[2].estimator.k, 10);
-    assert_int_equal(list[3].estimator.kind, PP_EXACT);
+    assert_int_equal(list[2].estimators.common.k, 10);
+    assert_int_equal(list[2].estimators.range_count, 2);
+    assert_int_equal(pp_estimators_of(&list[2].estimators, 2)->t, 3);
+    assert_int_equal(list[3].estimators.common.kind, PP_EXACT);
 }
 
 static void lists_that_name_no_estimator_are_refused(void **state)
@@ -166,15 +171,32 @@ static void lists_that_name_no_estimator_are_refused(void **state)
                                       "lsh:k=99", "exact lsh", "exact,",     ",exact"};
     struct gw_eval_estimator list[GW_EVAL_ESTIMATORS_MAX];
     uint32_t count;
-    char many[6 * (GW_EVAL_ESTIMATORS_MAX + 1)] = "";
+    char error[512], many[6 * (GW_EVAL_ESTIMATORS_MAX + 1)] = "";
     for (uint32_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        assert_int_not_equal(gw_eval_estimators_parse(bad[i], list, &count), PP_OK);
+        assert_int_not_equal(gw_eval_estimators_parse(bad[i], list, &count, error, sizeof(error)),
+                             PP_OK);
     }
     for (uint32_t i = 0; i <= GW_EVAL_ESTIMATORS_MAX; i++) {
         memcpy(many + (size_t)6 * i, "exact,", 6);
     }
     many[sizeof(many) - 1] = '\0';
-    assert_int_equal(gw_eval_estimators_parse(many, list, &count), PP_INVALID_ARGUMENT);
+    assert_int_equal(gw_eval_estimators_parse(many, list, &count, error, sizeof(error)),
+                     PP_INVALID_ARGUMENT);
+}
+
+static void layers_that_the_model_lacks_are_refused(void **state)
+{
+    (void)state;
+    struct pp_estimators estimators;
+    char error[512], line[256] = "";
+    FILE *errors = fmemopen(line, sizeof(line), "w");
+    assert_int_equal(pp_estimators_parse("lsh/28-29:exact", &estimators, error, sizeof(error)),
+                     PP_OK);
+    assert_int_equal(gw_estimators_check("--estimator", &estimators, 30, errors), PP_OK);
+    assert_int_equal(gw_estimators_check("--estimator", &estimators, 29, errors),
+                     PP_INVALID_ARGUMENT);
+    fclose(errors);
+    assert_string_equal(line, "--estimator: names layer 29, but the model's layers are 0 to 28\n");
 }
 
 static void scores_are_perplexity_divergence_and_agreement(void **state)
@@ -320,6 +342,7 @@ int main(void)
         cmocka_unit_test(dense_layers_are_an_ascending_list),
         cmocka_unit_test(commas_before_parameters_belong_to_the_estimator),
         cmocka_unit_test(lists_that_name_no_estimator_are_refused),
+        cmocka_unit_test(layers_that_the_model_lacks_are_refused),
         cmocka_unit_test(scores_are_perplexity_divergence_and_agreement),
         cmocka_unit_test(progress_is_lines_off_a_terminal_and_a_bar_on_one),
         cmocka_unit_test(a_path_for_figures_that_cannot_be_written_is_refused_before_the_work),

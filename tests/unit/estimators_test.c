@@ -1,0 +1,127 @@
+/* Which layer is attended how, from a text: each layer has one estimator, and errors say what to
+ * write. */
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <setjmp.h>
+
+#include <cmocka.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/attn/estimators.h"
+
+static void a_plain_estimator_is_every_layers(void **state)
+{
+    (void)state;
+    struct pp_estimators estimators;
+    char error[512];
+    assert_int_equal(pp_estimators_parse("lsh:k=8,l=75", &estimators, error, sizeof(error)), PP_OK);
+    assert_int_equal(estimators.range_count, 0);
+    assert_int_equal(pp_estimators_of(&estimators, 0)->l, 75);
+    assert_ptr_equal(pp_estimators_of(&estimators, 1023), &estimators.common);
+    assert_true(pp_estimators_sample(&estimators));
+    assert_int_equal(pp_estimators_parse("exact", &estimators, error, sizeof(error)), PP_OK);
+    assert_false(pp_estimators_sample(&estimators));
+}
+
+static void layers_behind_slashes_have_their_own(void **state)
+{
+    (void)state;
+    struct pp_estimators estimators;
+    char error[512];
+    assert_int_equal(
+        pp_estimators_parse("lsh:k=10,l=150,t=2/0-3:exact/4:lsh:k=8,l=98,t=3/5-1023:sketch",
+                            &estimators, error, sizeof(error)),
+        PP_OK);
+    assert_int_equal(estimators.common.kind, PP_LSH);
+    assert_int_equal(pp_estimators_of(&estimators, 0)->kind, PP_EXACT);
+    assert_int_equal(pp_estimators_of(&estimators, 3)->kind, PP_EXACT);
+    assert_int_equal(pp_estimators_of(&estimators, 4)->t, 3);
+    assert_int_equal(pp_estimators_of(&estimators, 4)->l, 98);
+    assert_int_equal(pp_estimators_of(&estimators, 1023)->kind, PP_SKETCH);
+    assert_int_equal(pp_estimators_parse("exact/7:lsh:t=3", &estimators, error, sizeof(error)),
+                     PP_OK);
+    assert_true(pp_estimators_sample(&estimators));
+    assert_int_equal(pp_estimators_of(&estimators, 7)->k, 10);
+    assert_int_equal(pp_estimators_of(&estimators, 8)->kind, PP_EXACT);
+}
+
+static void the_order_of_layers_does_not_matter(void **state)
+{
+    (void)state;
+    struct pp_estimators a, b;
+    char error[512];
+    assert_int_equal(pp_estimators_parse("lsh/1-2:exact/5:lsh:t=3", &a, error, sizeof(error)),
+                     PP_OK);
+    assert_int_equal(pp_estimators_parse("lsh/5:lsh:t=3/1:exact/2:exact", &b, error, sizeof(error)),
+                     PP_OK);
+    assert_true(pp_estimators_same(&a, &b));
+    assert_int_equal(pp_estimators_parse("lsh/5:lsh:t=3/1:exact", &b, error, sizeof(error)), PP_OK);
+    assert_false(pp_estimators_same(&a, &b));
+}
+
+static void texts_that_name_no_layers_say_what_to_write(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *says;
+    } bad[] = {
+        {"", "'' is none of exact, lsh"},
+        {"lsh:k=77/3:exact", "'lsh:k=77' is none of exact, lsh"},
+        {"lsh/", "'' names no layers below 1024"},
+        {"lsh/exact", "'exact' names no layers below 1024"},
+        {"lsh/3", "'3' names no layers below 1024"},
+        {"lsh/3-:exact", "'3-:exact' names no layers below 1024"},
+        {"lsh/-3:exact", "'-3:exact' names no layers below 1024"},
+        {"lsh/5-3:exact", "'5-3:exact' names no layers below 1024"},
+        {"lsh/1024:exact", "'1024:exact' names no layers below 1024"},
+        {"lsh/00000:exact", "'00000:exact' names no layers below 1024"},
+        {"lsh/3:", "'' is none of exact, lsh"},
+        {"lsh/3:exakt/4:exact", "'exakt' is none of exact, lsh"},
+        {"lsh/3 :exact", "'3 :exact' names no layers below 1024"},
+        {"lsh/0-3:exact/2:lsh", "'2:lsh' names a layer for the second time"},
+        {"lsh/2:exact/0-3:lsh", "'0-3:lsh' names a layer for the second time"},
+        {"lsh/3:exact/", "'' names no layers below 1024"},
+    };
+    for (uint32_t i = 0; i < sizeof(bad) / sizeof(bad[0]); ++i) {
+        struct pp_estimators estimators = {.range_count = 77};
+        char error[512] = "";
+        assert_int_equal(pp_estimators_parse(bad[i].text, &estimators, error, sizeof(error)),
+                         PP_INVALID_ARGUMENT);
+        if (strncmp(error, bad[i].says, strlen(bad[i].says)) != 0) {
+            fail_msg("'%s': %s", bad[i].text, error);
+        }
+        assert_int_equal(estimators.range_count, 77);
+    }
+}
+
+static void ranges_and_their_texts_are_bounded(void **state)
+{
+    (void)state;
+    struct pp_estimators estimators;
+    char error[64], text[1024] = "lsh", longest[512];
+    for (uint32_t i = 0; i <= PP_ESTIMATOR_RANGES_MAX; ++i) {
+        size_t used = strlen(text);
+        snprintf(text + used, sizeof(text) - used, "/%u:exact", i);
+        assert_int_equal(pp_estimators_parse(text, &estimators, error, sizeof(error)),
+                         i < PP_ESTIMATOR_RANGES_MAX ? PP_OK : PP_INVALID_ARGUMENT);
+    }
+    memset(longest, '1', sizeof(longest));
+    longest[sizeof(longest) - 1] = '\0';
+    assert_int_equal(pp_estimators_parse(longest, &estimators, error, sizeof(error)),
+                     PP_INVALID_ARGUMENT);
+    assert_true(strlen(error) < sizeof(error));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_plain_estimator_is_every_layers),
+        cmocka_unit_test(layers_behind_slashes_have_their_own),
+        cmocka_unit_test(the_order_of_layers_does_not_matter),
+        cmocka_unit_test(texts_that_name_no_layers_say_what_to_write),
+        cmocka_unit_test(ranges_and_their_texts_are_bounded),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
