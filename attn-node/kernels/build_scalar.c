@@ -2,8 +2,6 @@
  * The reference of what an index build does with rows and codes: see kernels.h for the orders of
  * summation, which every variant keeps to the bit.
  */
-#include <string.h>
-
 #include "attn-node/kernels/tables.h"
 #include "common/base/limits.h"
 
@@ -43,19 +41,7 @@ void an_square_distances_scalar(const struct an_rows *rows, uint32_t begin, uint
 void an_sort_codes_scalar(const uint16_t *codes, uint32_t count, uint32_t k, void *scratch,
                           uint16_t *offsets, uint16_t *ids)
 {
-    uint32_t bucket_count = 1u << k;
-    uint16_t *cursors = (uint16_t *)scratch + an_sort_buffer_ids(count);
-    memset(cursors, 0, bucket_count * sizeof(*cursors));
-    for (uint32_t i = 0; i < count; ++i) {
-        ++cursors[codes[i]];
-    }
-    uint32_t start = 0;
-    for (uint32_t bucket = 0; bucket < bucket_count; ++bucket) {
-        uint32_t size = cursors[bucket];
-        offsets[bucket] = (uint16_t)start;
-        cursors[bucket] = (uint16_t)start;
-        start += size;
-    }
+    uint16_t *cursors = an_sort_cursors(codes, count, k, scratch, offsets);
     for (uint32_t i = 0; i < count; ++i) {
         ids[cursors[codes[i]]++] = (uint16_t)i;
     }

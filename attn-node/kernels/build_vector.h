@@ -13,6 +13,7 @@
 #define PIGPEN_ATTN_NODE_KERNELS_BUILD_VECTOR_H
 
 #include "attn-node/kernels/attend_vector.h"
+#include "attn-node/kernels/tables.h"
 
 typedef double an_vd __attribute__((vector_size(128)));
 
@@ -117,24 +118,44 @@ static inline void an_stream_ids(const uint16_t *from, uint32_t count, uint16_t 
 static inline void an_sort_codes_body(const uint16_t *codes, uint32_t count, uint32_t k,
                                       void *scratch, uint16_t *offsets, uint16_t *ids)
 {
-    uint32_t bucket_count = 1u << k;
     uint16_t *buffer = scratch;
-    uint16_t *cursors = buffer + an_sort_buffer_ids(count);
-    memset(cursors, 0, bucket_count * sizeof(*cursors));
-    for (uint32_t i = 0; i < count; ++i) {
-        ++cursors[codes[i]];
-    }
-    uint32_t start = 0;
-    for (uint32_t bucket = 0; bucket < bucket_count; ++bucket) {
-        uint32_t size = cursors[bucket];
-        offsets[bucket] = (uint16_t)start;
-        cursors[bucket] = (uint16_t)start;
-        start += size;
-    }
+    uint16_t *cursors = an_sort_cursors(codes, count, k, scratch, offsets);
     for (uint32_t i = 0; i < count; ++i) {
         buffer[cursors[codes[i]]++] = (uint16_t)i;
     }
     an_stream_ids(buffer, count, ids);
 }
+
+/* The three kernels of one instruction set, each with the dtype as a constant. */
+#define AN_DEFINE_BUILD(ISA)                                                                       \
+    void an_sum_keys_##ISA(const struct an_rows *rows, uint32_t begin, uint32_t end, double *sums) \
+    {                                                                                              \
+        AN_BY_DTYPE(an_sum_keys_body, rows, begin, end, sums)                                      \
+    }                                                                                              \
+    void an_square_distances_##ISA(const struct an_rows *rows, uint32_t begin, uint32_t end,       \
+                                   const float *centre, double *squares_out)                       \
+    {                                                                                              \
+        AN_BY_DTYPE(an_square_distances_body, rows, begin, end, centre, squares_out)               \
+    }                                                                                              \
+    void an_sort_codes_##ISA(const uint16_t *codes, uint32_t count, uint32_t k, void *scratch,     \
+                             uint16_t *offsets, uint16_t *ids)                                     \
+    {                                                                                              \
+        an_sort_codes_body(codes, count, k, scratch, offsets, ids);                                \
+    }
+
+#define AN_BY_DTYPE(BODY, ROWS, ...)                                                               \
+    switch ((ROWS)->dtype) {                                                                       \
+    case PP_F32:                                                                                   \
+        BODY(ROWS, PP_F32, __VA_ARGS__);                                                           \
+        break;                                                                                     \
+    case PP_F16:                                                                                   \
+        BODY(ROWS, PP_F16, __VA_ARGS__);                                                           \
+        break;                                                                                     \
+    case PP_I8:                                                                                    \
+        BODY(ROWS, PP_I8, __VA_ARGS__);                                                            \
+        break;                                                                                     \
+    default:                                                                                       \
+        BODY(ROWS, PP_BF16, __VA_ARGS__);                                                          \
+    }
 
 #endif
