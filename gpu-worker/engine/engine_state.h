@@ -63,7 +63,7 @@ struct gw_sequence {
     uint64_t step_seed;
     uint32_t tokens_kept;
     bool signatures;               /* prefill makes those of lsh layers, not the nodes */
-    bool balance;                  /* prefill measures that of sketch layers */
+    bool balance;                  /* nodes get that of sketch layers */
     struct pp_estimator estimator; /* of attends; kind NONE: the remote sequence's own */
     uint64_t length;
     uint64_t handed;  /* tokens behind the sink given to the remote, every layer alike */
@@ -79,6 +79,12 @@ struct gw_sequence {
 static inline uint64_t gw_sequence_rows(const struct gw_sequence *sequence)
 {
     return sequence->length - sequence->dropped;
+}
+
+/* Whether the nodes take a balance for a layer. */
+static inline bool gw_sequence_balances(const struct gw_sequence *sequence, uint32_t layer)
+{
+    return sequence->balance && gw_remote_estimator(sequence->remote, layer)->kind == PP_SKETCH;
 }
 
 /* Tokens behind the sink that leave when a sequence starts with `count` tokens. */

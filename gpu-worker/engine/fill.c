@@ -48,7 +48,8 @@ static enum pp_status fill_there(struct fill *fill, uint32_t layer, uint64_t sta
 static enum pp_status fill_balance(struct fill *fill, uint32_t layer)
 {
     const struct gw_heads *heads = &fill->sequence->engine->heads;
-    if (!fill->sequence->balance || fill->from->balances == NULL || fill->leaving == 0) {
+    if (!gw_sequence_balances(fill->sequence, layer) || fill->from->balances == NULL ||
+        fill->leaving == 0) {
         return PP_OK;
     }
     uint64_t at = (uint64_t)layer * heads->kv_heads * heads->head_dim;

@@ -103,8 +103,7 @@ static enum pp_status prefill_layer(struct prefill *prefill, uint32_t index)
         kv = (struct gw_kv_rows){prefill->k, prefill->v, 0};
     }
     uint64_t total = (uint64_t)prefill->count * engine->info.shape.layers;
-    prefill->balancing = prefill->balance.values != NULL &&
-                         gw_remote_estimator(sequence->remote, index)->kind == PP_SKETCH;
+    prefill->balancing = prefill->balance.values != NULL && gw_sequence_balances(sequence, index);
     if (prefill->balancing) {
         gw_balance_clear(&prefill->balance, &engine->heads);
     }

@@ -118,8 +118,8 @@ enum pp_status gw_remote_read(struct gw_remote_sequence *sequence, uint32_t laye
 const struct pp_estimator *gw_remote_estimator(const struct gw_remote_sequence *sequence,
                                                uint32_t layer)
 {
-    (void)layer;
-    return &sequence->config.estimator;
+    bool own = sequence->config.range_count > 0 && sequence->config.ranges[0].first == layer;
+    return own ? &sequence->config.ranges[0].estimator : &sequence->config.estimator;
 }
 
 /* This fake takes no signatures. */

@@ -192,6 +192,35 @@ static void filled_rows_are_attended_here_and_there_alike(void **state)
     free(rows);
 }
 
+static void balances_go_to_the_layers_of_a_sketch_only(void **state)
+{
+    (void)state;
+    static const struct pp_estimator_range second = {1, 1, {.kind = PP_SKETCH, .bits = 2}};
+    static float balances[LAYERS * WIDTH];
+    struct rows *rows = rows_new();
+    struct tiny tiny = tiny_new(128, PP_F32);
+    for (uint32_t i = 0; i < LAYERS * WIDTH; i++) {
+        balances[i] = (float)(1 + i);
+    }
+    fake = (struct gw_remote){.ack_every = 1};
+    const struct gw_sequence_options options = {.remote = &fake,
+                                                .estimator = {.kind = PP_LSH},
+                                                .ranges = &second,
+                                                .range_count = 1,
+                                                .balance = true,
+                                                .tokens_expected = TOKENS};
+    struct gw_sequence *sequence = NULL;
+    assert_int_equal(gw_sequence_open(tiny.engine, &options, &sequence), PP_OK);
+    const struct gw_fill from = {
+        .count = 200, .rows = give_rows, .context = rows, .balances = balances};
+    assert_int_equal(gw_sequence_fill(sequence, &from), PP_OK);
+    assert_int_equal(fake.balanced, 1);
+    assert_true(fake.balances[0][0] == 0.0f && fake.balances[1][0] == (float)(1 + WIDTH));
+    gw_sequence_close(sequence);
+    tiny_free(&tiny);
+    free(rows);
+}
+
 static void check_rows_read(struct gw_sequence *sequence, const struct rows *rows, uint64_t start,
                             uint32_t count)
 {
@@ -258,6 +287,7 @@ int main(void)
         cmocka_unit_test(a_node_lost_while_going_back_ends_the_sequence),
         cmocka_unit_test(attends_ask_for_the_estimator_in_use),
         cmocka_unit_test(filled_rows_are_attended_here_and_there_alike),
+        cmocka_unit_test(balances_go_to_the_layers_of_a_sketch_only),
         cmocka_unit_test(rows_are_read_from_here_and_from_the_nodes),
         cmocka_unit_test(a_fill_that_fails_or_comes_late_is_refused),
     };
