@@ -75,45 +75,78 @@ static void add_balance(const struct gw_remote_sequence *sequence, uint32_t laye
     }
 }
 
+/* Rows [start, end) of the sequence for one part, without those that it was given before. */
+static enum pp_status append_to_part(struct gw_part *part, uint32_t layer, uint64_t start,
+                                     uint64_t end, const void *k, const void *v, bool bulk,
+                                     const struct gw_remote_segment *segment)
+{
+    const struct gw_remote_sequence *sequence = part->sequence;
+    const struct gw_route_part *route = &sequence->route.parts[part->index];
+    const struct pp_shape *shape = &sequence->config.shape;
+    uint64_t head_bytes = pp_vector_bytes(shape->head_dim, shape->kv_dtype);
+    uint64_t token_bytes = head_bytes * shape->kv_heads;
+    uint64_t from = gw_route_part_tokens(&sequence->route, part->index, start);
+    uint64_t to = gw_route_part_tokens(&sequence->route, part->index, end);
+    uint64_t queued = part->queued[layer];
+    if (to <= queued || to == from) {
+        return PP_OK;
+    }
+    if (from > queued) {
+        return PP_INVALID_ARGUMENT;
+    }
+    uint64_t skipped = route->token_begin + queued - start;
+    struct gw_rows rows = {
+        .k = (const uint8_t *)k + skipped * token_bytes,
+        .v = (const uint8_t *)v + skipped * token_bytes,
+        .token_bytes = token_bytes,
+        .head_bytes = head_bytes,
+        .kv_head_begin = route->kv_head_begin,
+        .kv_head_count = route->kv_head_count,
+        .count = (uint32_t)(to - queued),
+    };
+    if (segment != NULL) {
+        add_segment(sequence, part->index, layer, segment, skipped, &rows);
+    }
+    if (queued == 0) {
+        add_balance(sequence, layer, &rows);
+    }
+    part->queued[layer] = to;
+    return gw_outbox_append(part, layer, queued, &rows, bulk);
+}
+
 static enum pp_status append_rows(struct gw_remote_sequence *sequence, uint32_t layer,
                                   uint64_t start, uint32_t count, const void *k, const void *v,
                                   bool bulk, const struct gw_remote_segment *segment)
 {
-    const struct pp_shape *shape = &sequence->config.shape;
     PP_TRY(gw_sequence_failed(sequence));
-    if (layer >= shape->layers || start != sequence->handed[layer] || count == 0 ||
+    if (layer >= sequence->config.shape.layers || start > sequence->handed[layer] || count == 0 ||
         count > PP_TOKENS_PER_PART_MAX - start) {
         return PP_INVALID_ARGUMENT;
     }
-    uint64_t head_bytes = pp_vector_bytes(shape->head_dim, shape->kv_dtype);
-    uint64_t token_bytes = head_bytes * shape->kv_heads;
-    for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
-        const struct gw_route_part *route = &sequence->route.parts[i];
-        uint64_t begin = gw_route_part_tokens(&sequence->route, i, start);
-        uint64_t end = gw_route_part_tokens(&sequence->route, i, start + count);
-        if (end == begin) {
-            continue;
+    uint64_t end = start + count;
+    for (uint32_t i = 0; i < sequence->part_count; ++i) {
+        struct gw_part *part = sequence->parts[i];
+        if (!atomic_load(&part->lost)) {
+            PP_TRY(append_to_part(part, layer, start, end, k, v, bulk, segment));
         }
-        uint64_t skipped = start < route->token_begin ? route->token_begin - start : 0;
-        struct gw_rows rows = {
-            .k = (const uint8_t *)k + skipped * token_bytes,
-            .v = (const uint8_t *)v + skipped * token_bytes,
-            .token_bytes = token_bytes,
-            .head_bytes = head_bytes,
-            .kv_head_begin = route->kv_head_begin,
-            .kv_head_count = route->kv_head_count,
-            .count = (uint32_t)(end - begin),
-        };
-        if (segment != NULL) {
-            add_segment(sequence, i, layer, segment, skipped, &rows);
-        }
-        if (begin == 0) {
-            add_balance(sequence, layer, &rows);
-        }
-        PP_TRY(gw_outbox_append(&sequence->parts[i], layer, begin, &rows, bulk));
     }
-    sequence->handed[layer] = start + count;
+    sequence->handed[layer] = end > sequence->handed[layer] ? end : sequence->handed[layer];
     return PP_OK;
+}
+
+uint64_t gw_remote_lacking(const struct gw_remote_sequence *sequence, uint32_t layer)
+{
+    uint64_t missing = sequence->handed[layer];
+    for (uint32_t i = 0; i < sequence->part_count; ++i) {
+        const struct gw_part *part = sequence->parts[i];
+        uint64_t share =
+            gw_route_part_tokens(&sequence->route, part->index, sequence->handed[layer]);
+        uint64_t first = sequence->route.parts[part->index].token_begin + part->queued[layer];
+        if (!atomic_load(&part->lost) && part->queued[layer] < share && first < missing) {
+            missing = first;
+        }
+    }
+    return missing;
 }
 
 enum pp_status gw_remote_append(struct gw_remote_sequence *sequence, uint32_t layer, uint64_t start,

@@ -3,9 +3,6 @@
  * the merge of their partials. On the walk: engine/step > here > attn_client, and back with the
  * merged partial. It refuses to know streams and messages.
  */
-#include <math.h>
-#include <string.h>
-
 #include "gpu-worker/remote/attn_client.h"
 
 static enum pp_status check_attend(const struct gw_remote_sequence *sequence,
@@ -29,6 +26,24 @@ static enum pp_status check_attend(const struct gw_remote_sequence *sequence,
     return pp_dtype_check_finite(PP_F32, attend->q, values);
 }
 
+/* Whoever holds a part that is touched may be asked. */
+static enum pp_status prepare_asks(struct gw_remote_sequence *sequence,
+                                   const struct gw_remote_attend *attend)
+{
+    for (uint32_t i = 0; i < sequence->part_count; ++i) {
+        struct gw_part *part = sequence->parts[i];
+        part->ask.ready = false;
+        if (atomic_load(&part->lost) || sequence->sets[part->index].dispatch.held_tokens == 0) {
+            continue;
+        }
+        if (attend->q_rows > part->node->limits.q_rows_max) {
+            return PP_INVALID_ARGUMENT;
+        }
+        PP_TRY(gw_ask_prepare(part, attend));
+    }
+    return PP_OK;
+}
+
 enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
                                       const struct gw_remote_attend *attend)
 {
@@ -38,91 +53,63 @@ enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
     PP_TRY(check_attend(sequence, &asked));
     uint32_t touched = 0;
     for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
-        struct gw_dispatch *dispatch = &sequence->parts[i].dispatch;
+        struct gw_dispatch *dispatch = &sequence->sets[i].dispatch;
         uint64_t tokens = gw_route_part_tokens(&sequence->route, i, asked.held_tokens);
         dispatch->held_tokens = 0;
-        if (tokens == 0) {
-            continue;
+        if (tokens > 0) {
+            PP_TRY(gw_dispatch_reserve(dispatch, asked.q_rows));
+            PP_TRY(gw_dispatch_prepare(dispatch, &asked, tokens));
+            touched++;
         }
-        if (asked.q_rows > sequence->parts[i].node->limits.q_rows_max) {
-            return PP_INVALID_ARGUMENT;
-        }
-        PP_TRY(gw_dispatch_reserve(dispatch, asked.q_rows));
-        PP_TRY(gw_dispatch_prepare(dispatch, &asked, tokens));
-        touched++;
     }
+    PP_TRY(prepare_asks(sequence, &asked));
     sequence->attend = asked;
     sequence->attending = true;
     sequence->attend_begun_us = gw_remote_now(remote);
     atomic_store(&sequence->dispatches_waiting, touched);
     for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
-        if (sequence->parts[i].dispatch.held_tokens > 0) {
-            gw_remote_post(remote, &sequence->parts[i].dispatch.command);
+        if (sequence->sets[i].dispatch.held_tokens > 0) {
+            gw_remote_post(remote, &sequence->sets[i].dispatch.command);
         }
     }
     return PP_OK;
 }
 
-/* One row and head of a token-sharded sequence: the merge law over the parts. */
-static void merge_head(struct gw_remote_sequence *sequence, uint64_t at,
+/* One row and q head: the merge law over the parts that hold its kv head. */
+static void merge_head(struct gw_remote_sequence *sequence, uint32_t row, uint32_t q_head,
                        struct gw_remote_answer *answer)
 {
     struct pp_partial partials[GW_NODES_MAX];
-    uint32_t dim = sequence->config.shape.head_dim, count = 0;
+    const struct pp_shape *shape = &sequence->config.shape;
+    uint32_t dim = shape->head_dim, group = pp_shape_group(shape), count = 0;
+    uint64_t to = (uint64_t)row * shape->q_heads + q_head;
     for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
-        const struct gw_dispatch *dispatch = &sequence->parts[i].dispatch;
-        if (dispatch->held_tokens > 0) {
-            partials[count++] = (struct pp_partial){
-                .o = dispatch->o + at * dim,
-                .lse = dispatch->lse[at],
-                .var = dispatch->var[at],
-                .lse_var = dispatch->lse_var[at],
-                .keys_read = dispatch->keys_read_head[at],
-            };
+        const struct gw_dispatch *dispatch = &sequence->sets[i].dispatch;
+        uint32_t begin = sequence->route.parts[i].kv_head_begin * group;
+        if (dispatch->held_tokens == 0 || q_head < begin || q_head - begin >= dispatch->q_heads) {
+            continue;
         }
+        uint64_t from = (uint64_t)row * dispatch->q_heads + q_head - begin;
+        partials[count++] = (struct pp_partial){
+            .o = dispatch->o + from * dim,
+            .lse = dispatch->lse[from],
+            .var = dispatch->var[from],
+            .lse_var = dispatch->lse_var[from],
+            .keys_read = dispatch->keys_read_head[from],
+        };
     }
-    struct pp_partial merged = {.o = answer->o + at * dim};
+    struct pp_partial merged = {.o = answer->o + to * dim};
     if (count == 0) {
         pp_partial_clear(&merged, dim);
     } else {
         pp_partial_merge(partials, count, dim, &merged);
     }
-    answer->lse[at] = merged.lse;
+    answer->lse[to] = merged.lse;
     if (answer->var != NULL) {
-        answer->var[at] = merged.var;
+        answer->var[to] = merged.var;
     }
     if (answer->lse_var != NULL) {
-        answer->lse_var[at] = merged.lse_var;
-    }
-}
-
-/* One row of a part of a kv-head shard: its heads stand beside the others'. */
-static void place_heads(const struct gw_part *part, uint32_t row, struct gw_remote_answer *answer)
-{
-    const struct gw_dispatch *dispatch = &part->dispatch;
-    const struct pp_shape *shape = &part->sequence->config.shape;
-    uint32_t begin = part->sequence->route.parts[part->index].kv_head_begin * pp_shape_group(shape);
-    uint64_t to = (uint64_t)row * shape->q_heads + begin;
-    uint64_t from = (uint64_t)row * dispatch->q_heads;
-    uint64_t bytes = dispatch->q_heads * sizeof(float);
-    if (dispatch->held_tokens == 0) {
-        memset(answer->o + to * shape->head_dim, 0, bytes * shape->head_dim);
-        for (uint32_t head = 0; head < dispatch->q_heads; ++head) {
-            answer->lse[to + head] = -INFINITY;
-        }
-    } else {
-        memcpy(answer->o + to * shape->head_dim, dispatch->o + from * shape->head_dim,
-               bytes * shape->head_dim);
-        memcpy(answer->lse + to, dispatch->lse + from, bytes);
-    }
-    for (uint32_t head = 0; head < dispatch->q_heads; ++head) {
-        bool held = dispatch->held_tokens > 0;
-        if (answer->var != NULL) {
-            answer->var[to + head] = held ? dispatch->var[from + head] : 0;
-        }
-        if (answer->lse_var != NULL) {
-            answer->lse_var[to + head] = held ? dispatch->lse_var[from + head] : 0;
-        }
+        answer->lse_var[to] = merged.lse_var;
     }
 }
 
@@ -133,7 +120,7 @@ static void take_statistics(struct gw_remote_sequence *sequence, struct gw_remot
     answer->keys_read_q = answer->keys_held_q = 0;
     answer->estimator_used = false;
     for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
-        const struct gw_dispatch *dispatch = &sequence->parts[i].dispatch;
+        const struct gw_dispatch *dispatch = &sequence->sets[i].dispatch;
         if (dispatch->held_tokens == 0) {
             continue;
         }
@@ -168,14 +155,8 @@ enum pp_status gw_remote_attend_wait(struct gw_remote_sequence *sequence,
     sequence->attending = false;
     PP_TRY(gw_sequence_failed(sequence));
     for (uint32_t row = 0; row < sequence->attend.q_rows; ++row) {
-        if (sequence->route.shard == GW_SHARD_KV_HEADS) {
-            for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
-                place_heads(&sequence->parts[i], row, answer);
-            }
-            continue;
-        }
         for (uint32_t head = 0; head < shape->q_heads; ++head) {
-            merge_head(sequence, (uint64_t)row * shape->q_heads + head, answer);
+            merge_head(sequence, row, head, answer);
         }
     }
     take_statistics(sequence, answer);

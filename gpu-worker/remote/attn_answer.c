@@ -94,19 +94,19 @@ static const char *check_status(const Pigpen__V1__Status *status, enum pp_status
     return status->message[0] != '\0' ? status->message : "refused";
 }
 
-const char *gw_attn_client_take(struct gw_dispatch *dispatch,
-                                const Pigpen__V1__AttendResponse *answer,
+const char *gw_attn_client_take(struct gw_part *part, const Pigpen__V1__AttendResponse *answer,
                                 const struct pp_payload_view *payload, enum pp_status *status_out)
 {
+    struct gw_dispatch *dispatch = &part->sequence->sets[part->index].dispatch;
     *status_out = PP_INTERNAL;
-    if (answer->request_id != dispatch->request_id) {
+    if (answer->request_id != part->ask.request_id) {
         return "the answer of another request";
     }
     const char *refused = check_status(answer->status, status_out);
     if (refused != NULL) {
         return refused;
     }
-    if (answer->incarnation != dispatch->part->incarnation) {
+    if (answer->incarnation != part->incarnation) {
         *status_out = PP_INCARNATION_CHANGED;
         return "answered by another incarnation: the node was restarted";
     }

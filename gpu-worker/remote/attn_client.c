@@ -9,6 +9,7 @@
 #include "gpu-worker/remote/attn_client.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,7 +24,7 @@ enum pp_status gw_dispatch_reserve(struct gw_dispatch *dispatch, uint32_t q_rows
     if (q_rows <= dispatch->rows_capacity) {
         return PP_OK;
     }
-    const struct gw_remote_sequence *sequence = dispatch->sequence;
+    const struct gw_remote_sequence *sequence = dispatch->set->sequence;
     uint64_t heads = (uint64_t)q_rows * dispatch->q_heads;
     uint64_t row = heads * dispatch->head_dim * sizeof(float);
     uint32_t tables = sequence->estimators.common.l;
@@ -33,16 +34,18 @@ enum pp_status gw_dispatch_reserve(struct gw_dispatch *dispatch, uint32_t q_rows
     }
     uint64_t codes = heads * tables * sizeof(uint16_t);
     gw_dispatch_deinit(dispatch);
-    dispatch->requests[0] = gw_buffer_new(row + codes);
-    dispatch->requests[1] = gw_buffer_new(row + codes);
+    bool requests = true;
+    for (uint32_t i = 0; i < GW_REQUESTS; ++i) {
+        dispatch->requests[i] = gw_buffer_new(row + codes);
+        requests = requests && dispatch->requests[i] != NULL;
+    }
     dispatch->o = malloc(row);
     dispatch->lse = malloc(heads * sizeof(float));
     dispatch->var = malloc(heads * sizeof(float));
     dispatch->lse_var = malloc(heads * sizeof(float));
     dispatch->keys_read_head = malloc(heads * sizeof(uint32_t));
-    if (dispatch->requests[0] == NULL || dispatch->requests[1] == NULL || dispatch->o == NULL ||
-        dispatch->lse == NULL || dispatch->var == NULL || dispatch->lse_var == NULL ||
-        dispatch->keys_read_head == NULL) {
+    if (!requests || dispatch->o == NULL || dispatch->lse == NULL || dispatch->var == NULL ||
+        dispatch->lse_var == NULL || dispatch->keys_read_head == NULL) {
         gw_dispatch_deinit(dispatch);
         return PP_MEMORY;
     }
@@ -52,7 +55,7 @@ enum pp_status gw_dispatch_reserve(struct gw_dispatch *dispatch, uint32_t q_rows
 
 void gw_dispatch_deinit(struct gw_dispatch *dispatch)
 {
-    for (uint32_t i = 0; i < 2; ++i) {
+    for (uint32_t i = 0; i < GW_REQUESTS; ++i) {
         if (dispatch->requests[i] != NULL) {
             gw_buffer_release(dispatch->requests[i]);
         }
@@ -68,13 +71,13 @@ void gw_dispatch_deinit(struct gw_dispatch *dispatch)
     dispatch->rows_capacity = 0;
 }
 
-/* A request buffer that no sender holds; both held is left only by waiting. */
+/* A request buffer that no sender holds; all held is left only by waiting. */
 static enum pp_status take_request(struct gw_dispatch *dispatch)
 {
-    struct gw_remote *remote = dispatch->sequence->remote;
+    struct gw_remote *remote = dispatch->set->sequence->remote;
     uint64_t deadline_us = gw_remote_now(remote) + remote->config.attend_timeout_us;
     do {
-        for (uint32_t i = 0; i < 2; ++i) {
+        for (uint32_t i = 0; i < GW_REQUESTS; ++i) {
             struct gw_buffer *buffer = dispatch->requests[i];
             if (atomic_load_explicit(&buffer->refs, memory_order_acquire) == 1) {
                 dispatch->sending = buffer;
@@ -90,8 +93,8 @@ static enum pp_status take_request(struct gw_dispatch *dispatch)
 static void pack_payload(struct gw_dispatch *dispatch, const struct gw_remote_attend *attend,
                          bool with_codes)
 {
-    const struct gw_remote_sequence *sequence = dispatch->sequence;
-    const struct gw_route_part *route = &sequence->route.parts[dispatch->part->index];
+    const struct gw_remote_sequence *sequence = dispatch->set->sequence;
+    const struct gw_route_part *route = &sequence->route.parts[dispatch->set->index];
     const struct pp_shape *shape = &sequence->config.shape;
     uint32_t head_begin = route->kv_head_begin * pp_shape_group(shape);
     uint64_t row_bytes = (uint64_t)dispatch->q_heads * dispatch->head_dim * sizeof(float);
@@ -126,10 +129,21 @@ void gw_estimator_pack(const struct pp_estimator *estimator, Pigpen__V1__Estimat
     out->target_error = estimator->target_error;
 }
 
-static enum pp_status pack_header(struct gw_dispatch *dispatch,
+/* Signatures are made with the layer's k and l; for others the node hashes. */
+static bool sends_codes(const struct gw_remote_sequence *sequence,
+                        const struct gw_remote_attend *attend)
+{
+    const struct pp_estimator *own = gw_remote_estimator(sequence, attend->layer);
+    const struct pp_estimator *asked =
+        attend->estimator.kind != PP_ESTIMATOR_NONE ? &attend->estimator : own;
+    return gw_remote_hash(sequence, attend->layer) != NULL && asked->kind == PP_LSH &&
+           asked->k == own->k && asked->l == own->l;
+}
+
+static enum pp_status pack_header(struct gw_part *part, const struct gw_dispatch *dispatch,
                                   const struct gw_remote_attend *attend, bool with_codes)
 {
-    struct gw_remote *remote = dispatch->sequence->remote;
+    const struct gw_remote_sequence *sequence = part->sequence;
     Pigpen__V1__AttendRequest request = PIGPEN__V1__ATTEND_REQUEST__INIT;
     Pigpen__V1__AttendItem item = PIGPEN__V1__ATTEND_ITEM__INIT, *items[1] = {&item};
     Pigpen__V1__Estimator estimator = PIGPEN__V1__ESTIMATOR__INIT;
@@ -141,8 +155,8 @@ static enum pp_status pack_header(struct gw_dispatch *dispatch,
     codes.kind = PIGPEN__V1__SECTION_KIND__SECTION_KIND_SIGNATURES;
     codes.offset = q.bytes;
     codes.bytes = dispatch->payload_bytes - q.bytes;
-    item.handle = dispatch->part->handle;
-    item.generation = dispatch->sequence->generation;
+    item.handle = part->handle;
+    item.generation = sequence->generation;
     item.held_tokens = dispatch->held_tokens;
     item.q_rows = attend->q_rows;
     if (attend->seeds != NULL) {
@@ -150,23 +164,21 @@ static enum pp_status pack_header(struct gw_dispatch *dispatch,
         item.n_seeds = attend->q_rows;
         item.seeds = seeds;
     }
-    const struct gw_remote_sequence_config *config = &dispatch->sequence->config;
+    const struct gw_remote_sequence_config *config = &sequence->config;
     bool own = attend->estimator.kind == PP_ESTIMATOR_NONE;
     const struct pp_estimator *asked =
-        own ? gw_remote_estimator(dispatch->sequence, attend->layer) : &attend->estimator;
-    struct pp_estimator of_part = *asked;
-    if (dispatch->kv_heads == config->shape.kv_heads) { /* a span: others have their own rows */
-        of_part = pp_budget_of_part(asked, dispatch->held_tokens, attend->held_tokens);
-    }
+        own ? gw_remote_estimator(sequence, attend->layer) : &attend->estimator;
+    struct pp_estimator of_part =
+        pp_budget_of_part(asked, dispatch->held_tokens, attend->held_tokens);
     gw_estimator_pack(&of_part, &estimator);
     if (own && config->nodes_plan) {
         estimator.kind = PIGPEN__V1__ESTIMATOR_KIND__ESTIMATOR_KIND_UNSPECIFIED;
     }
     item.estimator = &estimator;
-    request.request_id = dispatch->request_id;
-    request.incarnation = dispatch->part->incarnation;
+    request.request_id = part->ask.request_id;
+    request.incarnation = part->incarnation;
     request.layer = attend->layer;
-    request.timeout_us = remote->config.attend_timeout_us;
+    request.timeout_us = sequence->remote->config.attend_timeout_us;
     request.q_dtype = PIGPEN__V1__DTYPE__DTYPE_F32;
     request.o_dtype = PIGPEN__V1__DTYPE__DTYPE_F32;
     request.want_errors = true;
@@ -175,89 +187,115 @@ static enum pp_status pack_header(struct gw_dispatch *dispatch,
     request.n_sections = with_codes ? 2 : 1;
     request.sections = sections;
     size_t bytes = 0;
-    PP_TRY(pp_codec_pack(&request.base, dispatch->payload_bytes, dispatch->header,
-                         sizeof(dispatch->header), &bytes));
-    dispatch->header_bytes = (uint32_t)bytes;
+    PP_TRY(pp_codec_pack(&request.base, dispatch->payload_bytes, part->ask.header,
+                         sizeof(part->ask.header), &bytes));
+    part->ask.header_bytes = (uint32_t)bytes;
     return PP_OK;
 }
 
 enum pp_status gw_dispatch_prepare(struct gw_dispatch *dispatch,
                                    const struct gw_remote_attend *attend, uint64_t held_tokens)
 {
-    const struct gw_remote_sequence *sequence = dispatch->sequence;
+    const struct gw_remote_sequence *sequence = dispatch->set->sequence;
     const struct pp_estimator *own = gw_remote_estimator(sequence, attend->layer);
     bool named = attend->estimator.kind != PP_ESTIMATOR_NONE;
-    const struct pp_estimator *asked = named ? &attend->estimator : own;
     bool exact_apart =
         !named && own->kind == PP_EXACT && pp_estimators_sample(&sequence->estimators);
-    /* Signatures are made with the layer's k and l; for others the node hashes. */
-    bool with_codes = gw_remote_hash(sequence, attend->layer) != NULL && asked->kind == PP_LSH &&
-                      asked->k == own->k && asked->l == own->l;
     PP_TRY(take_request(dispatch));
-    dispatch->request_id = sequence->remote->next_request_id++;
-    dispatch->deadline_us =
-        gw_remote_now(sequence->remote) + sequence->remote->config.attend_timeout_us;
     dispatch->layer = attend->layer;
     dispatch->q_rows = attend->q_rows;
     dispatch->held_tokens = held_tokens;
-    dispatch->asked = exact_apart ? PP_ESTIMATOR_NONE : asked->kind;
-    pack_payload(dispatch, attend, with_codes);
-    return pack_header(dispatch, attend, with_codes);
+    dispatch->asked = exact_apart ? PP_ESTIMATOR_NONE : named ? attend->estimator.kind : own->kind;
+    pack_payload(dispatch, attend, sends_codes(sequence, attend));
+    return PP_OK;
 }
 
-static void unlink_dispatch(struct gw_node *node, struct gw_dispatch *dispatch)
+enum pp_status gw_ask_prepare(struct gw_part *part, const struct gw_remote_attend *attend)
 {
-    struct gw_dispatch **link = &node->waiting_first;
-    struct gw_dispatch *before = NULL;
-    while (*link != dispatch) {
+    const struct gw_dispatch *dispatch = &part->sequence->sets[part->index].dispatch;
+    part->ask.request_id = part->sequence->remote->next_request_id++;
+    part->ask.sent_again = false;
+    part->ask.send_status = PP_OK;
+    PP_TRY(pack_header(part, dispatch, attend, sends_codes(part->sequence, attend)));
+    part->ask.ready = true;
+    return PP_OK;
+}
+
+static struct gw_part *part_of(struct gw_ask *ask)
+{
+    return (void *)((char *)ask - offsetof(struct gw_part, ask));
+}
+
+static void unlink_ask(struct gw_node *node, struct gw_ask *ask)
+{
+    struct gw_ask **link = &node->waiting_first;
+    struct gw_ask *before = NULL;
+    while (*link != ask) {
         before = *link;
         link = &before->next;
     }
-    *link = dispatch->next;
-    node->waiting_last = node->waiting_last == dispatch ? before : node->waiting_last;
-    dispatch->waiting = false;
+    *link = ask->next;
+    node->waiting_last = node->waiting_last == ask ? before : node->waiting_last;
+    ask->waiting = false;
 }
 
-static void dispatch_done(struct gw_dispatch *dispatch)
+static void link_ask(struct gw_node *node, struct gw_ask *ask)
 {
-    struct gw_remote_sequence *sequence = dispatch->sequence;
-    struct gw_remote *remote = sequence->remote;
-    atomic_fetch_sub_explicit(&sequence->dispatches_waiting, 1, memory_order_acq_rel);
-    gw_remote_signal(remote);
+    ask->next = NULL;
+    ask->waiting = true;
+    if (node->waiting_last != NULL) {
+        node->waiting_last->next = ask;
+    } else {
+        node->waiting_first = ask;
+    }
+    node->waiting_last = ask;
 }
 
-void gw_attn_client_drop(struct gw_dispatch *dispatch)
+void gw_attn_client_drop(struct gw_part *part, bool owes)
 {
-    if (dispatch->waiting) {
-        unlink_dispatch(dispatch->part->node, dispatch);
-        dispatch_done(dispatch);
+    struct gw_node *node = part->node;
+    if (part->ask.waiting) {
+        unlink_ask(node, &part->ask);
+        node->silent_us = owes && node->silent_us == 0 ? part->ask.sent_us : node->silent_us;
+    }
+}
+
+/* About the 99th percentile: up by much when an answer takes longer, down by little when not. */
+static void note_time(struct gw_node *node, uint64_t took_us)
+{
+    uint64_t step = node->slow_us / 16 + 1;
+    pp_stat_observe(node->rtt, (double)took_us * 1e-6);
+    if (took_us > node->slow_us) {
+        node->slow_us += step;
+    } else {
+        node->slow_us -= (step + 98) / 99 < node->slow_us ? (step + 98) / 99 : node->slow_us;
     }
 }
 
 static void take_answer(struct gw_node *node, const Pigpen__V1__AttendResponse *answer,
                         const struct pp_payload_view *payload)
 {
-    struct gw_dispatch *dispatch = node->waiting_first;
-    while (dispatch != NULL && dispatch->request_id != answer->request_id) {
-        dispatch = dispatch->next;
+    struct gw_ask *ask = node->waiting_first;
+    while (ask != NULL && ask->request_id != answer->request_id) {
+        ask = ask->next;
     }
-    if (dispatch == NULL) {
+    if (ask == NULL) {
         pp_stat_add(node->remote->late_answers, 1);
         return;
     }
+    struct gw_part *part = part_of(ask);
+    struct gw_dispatch *dispatch = &part->sequence->sets[part->index].dispatch;
     enum pp_status status = PP_INTERNAL;
-    const char *cause = gw_attn_client_take(dispatch, answer, payload, &status);
+    const char *cause = gw_attn_client_take(part, answer, payload, &status);
     if (cause != NULL) {
-        gw_sequence_fail(dispatch->sequence, node, status, "attend of layer %u: %s",
-                         dispatch->layer, cause);
+        gw_part_fail(part, status, "attend of layer %u: %s", dispatch->layer, cause);
         return;
     }
     uint64_t now_us = gw_remote_now(node->remote);
-    uint64_t begun_us = dispatch->sequence->attend_begun_us;
     dispatch->answered_us = now_us;
-    pp_stat_observe(node->rtt, now_us > begun_us ? (double)(now_us - begun_us) * 1e-6 : 0);
-    unlink_dispatch(node, dispatch);
-    dispatch_done(dispatch);
+    note_time(node, now_us > ask->sent_us ? now_us - ask->sent_us : 0);
+    unlink_ask(node, ask);
+    gw_set_answered(part);
 }
 
 static void on_message(void *context, struct pp_call *call, struct pp_message *message)
@@ -266,33 +304,21 @@ static void on_message(void *context, struct pp_call *call, struct pp_message *m
     struct gw_remote *remote = node->remote;
     ProtobufCMessage *answer = NULL;
     struct pp_payload_view payload;
+    node->silent_us = 0;
     pp_codec_arena_reset(&remote->arena);
     enum pp_status status = pp_codec_unpack(message, &pigpen__v1__attend_response__descriptor,
                                             &remote->arena, &answer, &payload);
     if (status == PP_OK) {
         take_answer(node, (const Pigpen__V1__AttendResponse *)(const void *)answer, &payload);
     } else if (node->waiting_first != NULL) {
-        gw_sequence_fail(node->waiting_first->sequence, node, PP_INTERNAL,
-                         "attend: an answer that is no AttendResponse (%s)",
-                         pp_status_name(status));
+        gw_part_fail(part_of(node->waiting_first), PP_INTERNAL,
+                     "attend: an answer that is no AttendResponse (%s)", pp_status_name(status));
     }
     pp_message_release(message);
     remote->config.transport->ops->call_receive(call);
 }
 
-static void on_ended(void *context, struct pp_call *call, const struct pp_call_end *end)
-{
-    struct gw_node *node = context;
-    if (call != node->attend_call) {
-        return;
-    }
-    node->attend_call = NULL;
-    enum pp_status status = end->status == PP_OK ? PP_UNAVAILABLE : end->status;
-    while (node->waiting_first != NULL) {
-        gw_sequence_fail(node->waiting_first->sequence, node, status, "attend stream broken: %s",
-                         end->message != NULL ? end->message : "");
-    }
-}
+static void on_ended(void *context, struct pp_call *call, const struct pp_call_end *end);
 
 static const struct pp_call_events attend_events = {.message = on_message, .ended = on_ended};
 
@@ -308,50 +334,118 @@ enum pp_status gw_attn_client_open(struct gw_node *node)
     return PP_OK;
 }
 
-void gw_attn_client_run(struct gw_remote *remote, struct gw_command *command)
+static enum pp_status send_ask(struct gw_part *part)
 {
-    struct gw_dispatch *dispatch = (struct gw_dispatch *)command;
-    struct gw_node *node = dispatch->part->node;
-    if (gw_sequence_failed(dispatch->sequence) != PP_OK) {
-        dispatch_done(dispatch);
+    const struct gw_dispatch *dispatch = &part->sequence->sets[part->index].dispatch;
+    struct gw_node *node = part->node;
+    struct gw_buffer *buffer = dispatch->sending;
+    struct pp_payload payload = {
+        .data = buffer->data,
+        .bytes = dispatch->payload_bytes,
+        .release = gw_buffer_release,
+        .context = buffer,
+    };
+    part->ask.call = NULL;
+    PP_TRY(gw_attn_client_open(node));
+    part->ask.call = node->attend_call;
+    atomic_fetch_add_explicit(&buffer->refs, 1, memory_order_relaxed);
+    enum pp_status status = node->remote->config.transport->ops->call_send(
+        node->attend_call, part->ask.header, part->ask.header_bytes, &payload, false);
+    if (status != PP_OK) {
+        gw_buffer_release(buffer);
+        part->ask.call = NULL;
+    }
+    return status;
+}
+
+void gw_attn_client_ask(struct gw_part *part)
+{
+    const struct gw_remote *remote = part->sequence->remote;
+    part->ask.sent_us = gw_remote_now(remote);
+    part->ask.deadline_us = part->ask.sent_us + remote->config.attend_timeout_us;
+    link_ask(part->node, &part->ask);
+    part->ask.send_status = send_ask(part);
+}
+
+static struct gw_ask *asked_on(const struct gw_node *node, const struct pp_call *call)
+{
+    struct gw_ask *ask = node->waiting_first;
+    while (ask != NULL && ask->call != call) {
+        ask = ask->next;
+    }
+    return ask;
+}
+
+/* A pure read may be asked again: a connection that broke need not mean a node that is gone. */
+static void on_ended(void *context, struct pp_call *call, const struct pp_call_end *end)
+{
+    struct gw_node *node = context;
+    if (call != node->attend_call) {
         return;
     }
-    dispatch->next = NULL;
-    dispatch->waiting = true;
-    if (node->waiting_last != NULL) {
-        node->waiting_last->next = dispatch;
-    } else {
-        node->waiting_first = dispatch;
-    }
-    node->waiting_last = dispatch;
-    enum pp_status status = gw_attn_client_open(node);
-    if (status == PP_OK) {
-        struct pp_payload payload = {
-            .data = dispatch->sending->data,
-            .bytes = dispatch->payload_bytes,
-            .release = gw_buffer_release,
-            .context = dispatch->sending,
-        };
-        struct gw_buffer *buffer = dispatch->sending;
-        atomic_fetch_add_explicit(&buffer->refs, 1, memory_order_relaxed);
-        status = remote->config.transport->ops->call_send(node->attend_call, dispatch->header,
-                                                          dispatch->header_bytes, &payload, false);
-        if (status != PP_OK) {
-            gw_buffer_release(buffer);
+    node->attend_call = NULL;
+    node->silent_us = 0;
+    enum pp_status status = end->status == PP_OK ? PP_UNAVAILABLE : end->status;
+    for (struct gw_ask *ask; (ask = asked_on(node, call)) != NULL;) {
+        if (!ask->sent_again) {
+            ask->sent_again = true;
+            ask->send_status = send_ask(part_of(ask));
+        } else {
+            gw_part_fail(part_of(ask), status, "attend stream broken: %s",
+                         end->message != NULL ? end->message : "");
         }
     }
-    if (status != PP_OK && dispatch->waiting) {
-        gw_sequence_fail(dispatch->sequence, node, status, "attend of layer %u could not be sent",
-                         dispatch->layer);
+}
+
+/* An ask that has ended without an answer; NULL: none. */
+static struct gw_ask *ended_ask(const struct gw_node *node, uint64_t now_us)
+{
+    struct gw_ask *ask = node->waiting_first;
+    while (ask != NULL && ask->send_status == PP_OK && now_us < ask->deadline_us) {
+        ask = ask->next;
+    }
+    return ask;
+}
+
+/* The node has owed an answer for as long as a node may be silent: it is lost to everybody. */
+static void lose_silent(struct gw_node *node)
+{
+    struct gw_remote *remote = node->remote;
+    node->silent_us = 0;
+    for (struct gw_remote_sequence *sequence = remote->sequences; sequence != NULL;
+         sequence = sequence->next) {
+        for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
+            const struct gw_set *set = &sequence->sets[i];
+            for (uint32_t j = 0; j < set->member_count; ++j) {
+                if (set->members[j]->node == node) {
+                    gw_part_fail(set->members[j], PP_DEADLINE_EXCEEDED, "silent for %llu ms",
+                                 (unsigned long long)(remote->config.attend_timeout_us / 1000));
+                    break;
+                }
+            }
+        }
     }
 }
 
 uint64_t gw_attn_client_tick(struct gw_node *node, uint64_t now_us)
 {
-    while (node->waiting_first != NULL && now_us >= node->waiting_first->deadline_us) {
-        gw_sequence_fail(node->waiting_first->sequence, node, PP_DEADLINE_EXCEEDED,
-                         "attend of layer %u: no answer within %llu ms", node->waiting_first->layer,
-                         (unsigned long long)(node->remote->config.attend_timeout_us / 1000));
+    uint64_t timeout_us = node->remote->config.attend_timeout_us;
+    for (struct gw_ask *ask; (ask = ended_ask(node, now_us)) != NULL;) {
+        struct gw_part *part = part_of(ask);
+        uint32_t layer = part->sequence->sets[part->index].dispatch.layer;
+        if (ask->send_status != PP_OK) {
+            gw_part_fail(part, ask->send_status, "attend of layer %u could not be sent", layer);
+        } else {
+            gw_part_fail(part, PP_DEADLINE_EXCEEDED, "attend of layer %u: no answer within %llu ms",
+                         layer, (unsigned long long)(timeout_us / 1000));
+        }
     }
-    return node->waiting_first != NULL ? node->waiting_first->deadline_us : UINT64_MAX;
+    if (node->silent_us != 0 && now_us >= node->silent_us + timeout_us) {
+        lose_silent(node);
+    }
+    uint64_t next_us = node->silent_us != 0 ? node->silent_us + timeout_us : UINT64_MAX;
+    for (const struct gw_ask *ask = node->waiting_first; ask != NULL; ask = ask->next) {
+        next_us = ask->deadline_us < next_us ? ask->deadline_us : next_us;
+    }
+    return next_us;
 }

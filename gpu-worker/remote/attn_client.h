@@ -14,25 +14,29 @@ void gw_estimator_pack(const struct pp_estimator *estimator, Pigpen__V1__Estimat
 PP_MUST_USE enum pp_status gw_dispatch_reserve(struct gw_dispatch *dispatch, uint32_t q_rows);
 void gw_dispatch_deinit(struct gw_dispatch *dispatch);
 
-/* Engine thread: fills q, signatures and header for the sequence's attend over held_tokens tokens
- * of the part. PP_DEADLINE_EXCEEDED when both request buffers are still with the sender. */
+/* Engine thread: fills in q and signatures for the sequence's attend over held_tokens tokens of the
+ * part. PP_DEADLINE_EXCEEDED when all request buffers are still with senders. */
 PP_MUST_USE enum pp_status gw_dispatch_prepare(struct gw_dispatch *dispatch,
                                                const struct gw_remote_attend *attend,
                                                uint64_t held_tokens);
+/* Engine thread: the header for one of the nodes that hold the part. */
+PP_MUST_USE enum pp_status gw_ask_prepare(struct gw_part *part,
+                                          const struct gw_remote_attend *attend);
 
-/* rpc thread: the command's body. */
-void gw_attn_client_run(struct gw_remote *remote, struct gw_command *command);
+/* rpc thread: asks this node; a request that cannot be sent ends at the next tick. */
+void gw_attn_client_ask(struct gw_part *part);
 /* rpc thread: opens the stream when there is none. */
 PP_MUST_USE enum pp_status gw_attn_client_open(struct gw_node *node);
-/* rpc thread: ends requests past their deadline. Returns the next deadline. */
+/* rpc thread: ends requests past their deadline, and parts on nodes that owe answers for as long.
+ * Returns the next deadline. */
 uint64_t gw_attn_client_tick(struct gw_node *node, uint64_t now_us);
-/* rpc thread: takes a dispatch out of its node's list; it counts as done. */
-void gw_attn_client_drop(struct gw_dispatch *dispatch);
+/* rpc thread: the node's answer is no longer waited for. It `owes` one where it was silent, not
+ * wrong: somebody else answered first, or nobody wants to know any more. */
+void gw_attn_client_drop(struct gw_part *part, bool owes);
 
-/* Checks an answer against its dispatch and copies it there. NULL when right, else the cause in
- * words; status_out then says how the sequence ends. Pure. */
-const char *gw_attn_client_take(struct gw_dispatch *dispatch,
-                                const Pigpen__V1__AttendResponse *answer,
+/* Checks an answer against what the part was asked and copies it to the dispatch. NULL when right,
+ * else the cause in words; status_out then says how that ends. Pure. */
+const char *gw_attn_client_take(struct gw_part *part, const Pigpen__V1__AttendResponse *answer,
                                 const struct pp_payload_view *payload, enum pp_status *status_out);
 
 #endif

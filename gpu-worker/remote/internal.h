@@ -21,6 +21,9 @@
 
 #define GW_ERROR_BYTES  320u
 #define GW_HEADER_BYTES 1536u /* attend: 64 seeds of 8 bytes, sections, numbers */
+#define GW_REQUESTS     3u
+/* Parts of a sequence on all nodes, those lost since the last recovery too. */
+#define GW_SEQUENCE_PARTS_MAX (2u * GW_NODES_MAX * GW_REPLICAS_MAX)
 
 /* A wait of the engine thread spins this long, then sleeps until the rpc thread wakes it. */
 #define GW_WAIT_SPIN_US 50u
@@ -69,21 +72,17 @@ struct gw_outbox_memory {
     uint8_t *base;
 };
 
-/* One attend of one part, made once with the sequence. */
+/* One attend of one part: what any node that holds the part may be asked, and the first right
+ * answer. Made once with the sequence. */
 struct gw_dispatch {
     struct gw_command command;
-    struct gw_remote_sequence *sequence;
-    struct gw_part *part;
-    struct gw_dispatch *next; /* [rpc] in the node's list of waiting ones, oldest first */
-    bool waiting;             /* [rpc] it is in that list */
-    uint64_t request_id, deadline_us;
+    struct gw_set *set;
+    bool waiting; /* [rpc] nobody has answered yet */
     uint32_t layer, q_rows, q_heads, head_dim, kv_heads;
     uint64_t held_tokens;
     enum pp_estimator_kind asked; /* NONE: nothing that could count as used */
-    uint32_t header_bytes;
-    uint8_t header[GW_HEADER_BYTES];
-    struct gw_buffer
-        *requests[2]; /* [engine] the q rows; two, as one may still be with the sender */
+    /* [engine] The q rows; several, as senders may still hold some. */
+    struct gw_buffer *requests[GW_REQUESTS];
     struct gw_buffer *sending;
     uint64_t payload_bytes;
     /* the answer: written by the rpc thread before it counts the dispatch as done */
@@ -94,27 +93,55 @@ struct gw_dispatch {
     enum pp_estimator_kind used;
 };
 
+/* A dispatch as one node is asked it. The engine thread fills it in before the dispatch is handed
+ * over; from then on until that is done it is the rpc thread's. */
+struct gw_ask {
+    struct gw_ask *next;  /* in the node's list of waiting ones, oldest first */
+    bool waiting;         /* it is in that list */
+    bool ready;           /* the header is that of the dispatch at hand */
+    bool sent_again;      /* on another stream, as the first broke */
+    struct pp_call *call; /* the stream; NULL: not sent */
+    enum pp_status send_status;
+    uint64_t request_id, sent_us, deadline_us;
+    uint32_t header_bytes;
+    uint8_t header[GW_HEADER_BYTES];
+};
+
+/* A part on one node. */
 struct gw_part {
     struct gw_remote_sequence *sequence;
     struct gw_node *node;
-    uint32_t index;
+    uint32_t index; /* of the part in the route; other nodes may hold it too */
     uint64_t handle, incarnation, lease_us;
+    _Atomic bool lost;       /* set by the rpc thread, for good */
     _Atomic uint64_t *acked; /* [layers] tokens acknowledged in order */
     uint64_t *sent;          /* [layers] [rpc] end of the last chunk queued */
+    uint64_t *queued;        /* [layers] [engine] tokens handed over */
+    struct gw_ask ask;
+};
+
+/* The nodes that hold a part. The rpc thread's; the engine thread goes by sequence->parts. */
+struct gw_set {
+    struct gw_remote_sequence *sequence;
+    uint32_t index;                           /* of the part in the route */
+    struct gw_part *members[GW_REPLICAS_MAX]; /* none of them lost; the first is asked first */
+    uint32_t member_count;
+    uint64_t hedge_us; /* when another member is asked too */
     struct gw_dispatch dispatch;
 };
 
 struct gw_remote_sequence {
     struct gw_remote *remote;
     struct gw_remote_sequence *next; /* [rpc] of the open ones */
-    struct gw_command enlist, detach;
-    _Atomic bool enlisted, detached;
+    bool enlisted;                   /* [engine] */
     struct gw_remote_sequence_config config;
     uint32_t *dense_layers;
     uint8_t id[PP_ID_BYTES];
-    uint64_t generation; /* [engine]; only changed while nothing is in flight */
-    struct gw_route route;
-    struct gw_part *parts;
+    uint64_t generation;    /* [engine]; only changed while nothing is in flight */
+    struct gw_route route;  /* [engine] */
+    struct gw_set *sets;    /* [route.part_count] */
+    struct gw_part **parts; /* [engine] of all nodes, lost ones too */
+    uint32_t part_count;
     uint64_t *handed;                /* [layers] [engine] */
     _Atomic uint64_t *held;          /* [layers] */
     struct pp_estimators estimators; /* resolved */
@@ -125,7 +152,8 @@ struct gw_remote_sequence {
     struct gw_remote_attend attend;
     uint64_t attend_begun_us;
     uint64_t renew_us;  /* [rpc] when leases are renewed next */
-    _Atomic int failed; /* enum pp_status; the first failure stays */
+    _Atomic int failed; /* enum pp_status; the first failure stays until it is recovered from */
+    bool recoverable;   /* it failed because no node is left that holds a part */
     char error[GW_ERROR_BYTES];
 };
 
@@ -167,11 +195,19 @@ struct gw_node {
     char missing[200]; /* [engine] why the last probe failed */
     /* attends [rpc] */
     struct pp_call *attend_call;
-    struct gw_dispatch *waiting_first, *waiting_last;
+    struct gw_ask *waiting_first, *waiting_last;
+    uint64_t silent_us; /* since when it owes an answer that somebody else gave; 0: it does not */
+    uint64_t slow_us;   /* what one of a hundred answers takes, about */
+    /* whether new parts may come here */
+    _Atomic bool out;
+    bool trying;           /* [rpc] a trial runs */
+    uint32_t trials_right; /* [rpc] in a row */
+    uint64_t trial_us, trial_wait_us;
     /* appends [rpc]: one list, sent ones first */
     struct pp_call *append_call;
     struct gw_chunk *queue_first, *queue_last, *unsent;
     uint32_t in_flight;
+    bool renew_bulk; /* the stream's rows may be stuck: another connection at the next tick */
     uint64_t stall_us, reopen_us;
     enum pp_status append_status; /* why the stream ended last */
     char append_message[120];
@@ -193,6 +229,7 @@ struct gw_remote {
     uint64_t next_request_id;             /* [engine] */
     uint64_t turn;                        /* [engine] sequences opened */
     struct pp_stat *late_answers, *failures, *outbox_bytes, *append_resends;
+    struct pp_stat *parts_lost, *hedges;
 };
 
 static inline uint64_t gw_remote_now(const struct gw_remote *remote)
@@ -207,15 +244,26 @@ void gw_remote_pause(struct gw_remote *remote, uint64_t until_us);
 /* Any thread: something has changed for the engine thread. */
 void gw_remote_signal(struct gw_remote *remote);
 
-/* sequence.c. The rpc thread: the sequence ends; the first error stays. Its waiting dispatches and
- * queued chunks are dropped. node may be NULL. */
-__attribute__((format(printf, 4, 5))) void gw_sequence_fail(struct gw_remote_sequence *sequence,
-                                                            const struct gw_node *node,
-                                                            enum pp_status status,
-                                                            const char *format, ...);
+/* set.c. The rpc thread: the part on this node is lost; its waiting ask and queued chunks are
+ * dropped. Another member of its set goes on; without one, or when the fault is not the node's, the
+ * sequence fails: its dispatches and chunks are dropped, and the first error stays. */
+__attribute__((format(printf, 3, 4))) void gw_part_fail(struct gw_part *part, enum pp_status status,
+                                                        const char *format, ...);
 /* The same from the engine thread, which waits until it is done. */
-void gw_sequence_fail_from_engine(struct gw_remote_sequence *sequence, const struct gw_node *node,
-                                  enum pp_status status, const char *what, const char *message);
+void gw_part_fail_from_engine(struct gw_part *part, enum pp_status status, const char *what,
+                              const char *message);
+/* The rpc thread: a set's dispatch was answered by this member; others are no longer waited for. */
+void gw_set_answered(struct gw_part *part);
+/* The rpc thread: the body of a dispatch's command. */
+void gw_set_run(struct gw_remote *remote, struct gw_command *command);
+/* The rpc thread: asks a further member where the first is slow. Returns when to call next. */
+uint64_t gw_set_tick(struct gw_remote_sequence *sequence, uint64_t now_us);
+/* The rpc thread: what every set of the sequence has acknowledged of a layer. */
+void gw_set_count_held(struct gw_remote_sequence *sequence, uint32_t layer);
+/* The rpc thread: nothing of the sequence is on its way any more. */
+void gw_sequence_drop_all(struct gw_remote_sequence *sequence);
+/* remote.c. The engine thread has something run on the rpc thread and waits until it has. */
+void gw_remote_run(struct gw_remote *remote, void (*body)(void *context), void *context);
 static inline enum pp_status gw_sequence_failed(const struct gw_remote_sequence *sequence)
 {
     return (enum pp_status)atomic_load_explicit(&sequence->failed, memory_order_acquire);

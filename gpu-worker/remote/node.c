@@ -329,6 +329,9 @@ enum pp_status gw_node_probe_all(struct gw_remote *remote, uint64_t timeout_us)
         enum pp_status info = gw_unary_wait(remote, &probes[i].info, 1);
         bool serving = health == PP_OK && info == PP_OK && remote->nodes[i].serving;
         remote->nodes[i].serving = serving;
+        if (serving) {
+            atomic_store(&remote->nodes[i].out, false);
+        }
         pp_stat_set(remote->nodes[i].up, serving ? 1 : 0);
         if (!serving) {
             say_missing(&remote->nodes[i], &probes[i]);

@@ -35,6 +35,16 @@ uint64_t gw_unary_tick(struct gw_remote *remote, uint64_t now_us);
  * one is missing. Engine thread. */
 PP_MUST_USE enum pp_status gw_node_probe_all(struct gw_remote *remote, uint64_t timeout_us);
 
+/* node_trial.c. rpc thread: the node failed somebody; where that makes it doubtful it is out of use
+ * until it has stood its trials. */
+void gw_node_fault(struct gw_node *node, enum pp_status status);
+/* The same from the engine thread. */
+void gw_node_fault_from_engine(struct gw_node *node, enum pp_status status);
+/* rpc thread: tries a node that is out. Returns when to call next. */
+uint64_t gw_node_tick(struct gw_node *node, uint64_t now_us);
+/* Any thread: indices of the nodes in use, at most GW_NODES_MAX; how many they are. */
+uint32_t gw_nodes_usable(const struct gw_remote *remote, uint32_t *nodes_out);
+
 /* Limits as a node said them; zeros take defaults. rpc thread. */
 void gw_node_take_limits(struct gw_node *node, const Pigpen__V1__Limits *limits);
 

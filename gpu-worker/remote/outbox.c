@@ -74,28 +74,23 @@ static bool acknowledged(const struct gw_chunk *chunk, const void *context)
     return chunk->part == ack->part && chunk->layer == ack->layer && chunk->end <= ack->held_tokens;
 }
 
-static bool of_sequence(const struct gw_chunk *chunk, const void *context)
+static bool of_part(const struct gw_chunk *chunk, const void *context)
 {
-    return chunk->part->sequence == context;
+    return chunk->part == context;
 }
 
-void gw_outbox_drop(struct gw_node *node, const struct gw_remote_sequence *sequence)
+void gw_outbox_drop(const struct gw_part *part)
 {
-    queue_remove(node, of_sequence, sequence);
+    queue_remove(part->node, of_part, part);
 }
 
 static void take_ack(struct gw_node *node, const struct ack *ack)
 {
     struct gw_remote_sequence *sequence = ack->part->sequence;
-    uint64_t part_tokens[GW_NODES_MAX];
     if (ack->held_tokens > atomic_load(&ack->part->acked[ack->layer])) {
         atomic_store(&ack->part->acked[ack->layer], ack->held_tokens);
     }
-    for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
-        part_tokens[i] = atomic_load(&sequence->parts[i].acked[ack->layer]);
-    }
-    atomic_store_explicit(&sequence->held[ack->layer], gw_route_held(&sequence->route, part_tokens),
-                          memory_order_release);
+    gw_set_count_held(sequence, ack->layer);
     uint32_t before = node->in_flight;
     queue_remove(node, acknowledged, ack);
     if (node->in_flight < before) {
@@ -140,8 +135,8 @@ static void refuse(struct gw_node *node, struct gw_chunk *chunk, const Pigpen__V
         rewind_stream(node, reason, status->message);
         return;
     }
-    gw_sequence_fail(chunk->part->sequence, node, reason, "append of layer %u at %llu: %s",
-                     chunk->layer, (unsigned long long)chunk->start, status->message);
+    gw_part_fail(chunk->part, reason, "append of layer %u at %llu: %s", chunk->layer,
+                 (unsigned long long)chunk->start, status->message);
 }
 
 static void take_answer(struct gw_node *node, const Pigpen__V1__AppendKvResponse *answer)
@@ -157,13 +152,13 @@ static void take_answer(struct gw_node *node, const Pigpen__V1__AppendKvResponse
     if (answer->status != NULL && answer->status->code != 0) {
         refuse(node, chunk, answer->status);
     } else if (answer->incarnation != part->incarnation) {
-        gw_sequence_fail(part->sequence, node, PP_INCARNATION_CHANGED,
-                         "append answered by another incarnation: the node was restarted");
+        gw_part_fail(part, PP_INCARNATION_CHANGED,
+                     "append answered by another incarnation: the node was restarted");
     } else if (answer->layer != chunk->layer || answer->held_tokens > part->sent[chunk->layer]) {
-        gw_sequence_fail(part->sequence, node, PP_INTERNAL,
-                         "acknowledged layer %u up to %llu, sent was layer %u up to %llu",
-                         answer->layer, (unsigned long long)answer->held_tokens, chunk->layer,
-                         (unsigned long long)part->sent[chunk->layer]);
+        gw_part_fail(part, PP_INTERNAL,
+                     "acknowledged layer %u up to %llu, sent was layer %u up to %llu",
+                     answer->layer, (unsigned long long)answer->held_tokens, chunk->layer,
+                     (unsigned long long)part->sent[chunk->layer]);
     } else {
         take_ack(node, &(struct ack){part, chunk->layer, answer->held_tokens});
     }
@@ -306,15 +301,16 @@ static void reconnect(struct gw_node *node)
 uint64_t gw_outbox_tick(struct gw_node *node, uint64_t now_us)
 {
     bool stalled = node->queue_first != NULL && now_us >= node->stall_us;
-    bool deaf = stalled && node->append_call != NULL;
+    bool deaf = (stalled || node->renew_bulk) && node->append_call != NULL;
+    node->renew_bulk = false;
     while (node->queue_first != NULL && now_us >= node->stall_us) {
         if (node->append_call == NULL) {
-            gw_sequence_fail(node->queue_first->part->sequence, node, node->append_status,
-                             "append stream broken: %s", node->append_message);
+            gw_part_fail(node->queue_first->part, node->append_status, "append stream broken: %s",
+                         node->append_message);
         } else {
-            gw_sequence_fail(node->queue_first->part->sequence, node, PP_DEADLINE_EXCEEDED,
-                             "no append acknowledged for %llu ms",
-                             (unsigned long long)(node->remote->config.attend_timeout_us / 1000));
+            gw_part_fail(node->queue_first->part, PP_DEADLINE_EXCEEDED,
+                         "no append acknowledged for %llu ms",
+                         (unsigned long long)(node->remote->config.attend_timeout_us / 1000));
         }
     }
     if (deaf) {
@@ -335,7 +331,7 @@ static void run_chunk(struct gw_remote *remote, struct gw_command *command)
     struct gw_chunk *chunk = (struct gw_chunk *)command;
     struct gw_remote_sequence *sequence = chunk->part->sequence;
     (void)remote;
-    if (gw_sequence_failed(sequence) != PP_OK) {
+    if (gw_sequence_failed(sequence) != PP_OK || atomic_load(&chunk->part->lost)) {
         gw_chunk_release(chunk);
         atomic_fetch_sub_explicit(&sequence->chunks_waiting, 1, memory_order_acq_rel);
         return;
@@ -431,7 +427,8 @@ static enum pp_status wait_for_room(struct gw_part *part, uint64_t payload_bytes
 {
     struct gw_remote *remote = part->sequence->remote;
     uint64_t deadline_us = gw_remote_now(remote) + remote->config.call_timeout_us;
-    while (gw_remote_now(remote) < deadline_us) {
+    *chunk_out = NULL;
+    while (gw_remote_now(remote) < deadline_us && !atomic_load(&part->lost)) {
         PP_TRY(gw_sequence_failed(part->sequence));
         *chunk_out = gw_outbox_take(remote->outbox, payload_bytes);
         pp_stat_set(remote->outbox_bytes, (double)(remote->outbox->head - remote->outbox->tail));
@@ -440,17 +437,16 @@ static enum pp_status wait_for_room(struct gw_part *part, uint64_t payload_bytes
         }
         gw_remote_pause(remote, gw_remote_now(remote) + 1000);
     }
-    return PP_RESOURCE_EXHAUSTED;
+    return atomic_load(&part->lost) ? PP_OK : PP_RESOURCE_EXHAUSTED;
 }
 
 static enum pp_status append_failed(struct gw_part *part, enum pp_status status)
 {
     if (gw_sequence_failed(part->sequence) == PP_OK) {
-        /* Some parts may have their rows already: the sequence cannot go on. */
-        gw_sequence_fail_from_engine(part->sequence, part->node, status, "append",
-                                     "no room in the outbox for the call timeout");
+        gw_part_fail_from_engine(part, status, "append",
+                                 "no room in the outbox for the call timeout");
     }
-    return status;
+    return gw_sequence_failed(part->sequence);
 }
 
 enum pp_status gw_outbox_append(struct gw_part *part, uint32_t layer, uint64_t start,
@@ -475,8 +471,8 @@ enum pp_status gw_outbox_append(struct gw_part *part, uint32_t layer, uint64_t s
         uint64_t bytes = gw_rows_bytes(&piece);
         struct gw_chunk *chunk = NULL;
         enum pp_status status = wait_for_room(part, bytes, &chunk);
-        if (status != PP_OK) {
-            return append_failed(part, status);
+        if (status != PP_OK || chunk == NULL) { /* NULL: the part was lost, another may go on */
+            return status == PP_OK ? PP_OK : append_failed(part, status);
         }
         chunk->part = part;
         chunk->layer = layer;

@@ -61,6 +61,7 @@ PP_MUST_USE enum pp_status gw_outbox_append(struct gw_part *part, uint32_t layer
 PP_MUST_USE enum pp_status gw_outbox_open(struct gw_node *node);
 void gw_outbox_pump(struct gw_node *node);
 uint64_t gw_outbox_tick(struct gw_node *node, uint64_t now_us);
-void gw_outbox_drop(struct gw_node *node, const struct gw_remote_sequence *sequence);
+/* Takes out all that waits for a part of this node. */
+void gw_outbox_drop(const struct gw_part *part);
 
 #endif

@@ -200,6 +200,18 @@ enum pp_status gw_read_wait(struct gw_read *read)
     return read->status;
 }
 
+/* A node that holds the part; NULL when it has just been lost. */
+static struct gw_part *find_part(const struct gw_remote_sequence *sequence, uint32_t index)
+{
+    for (uint32_t i = 0; i < sequence->part_count; ++i) {
+        struct gw_part *part = sequence->parts[i];
+        if (part->index == index && !atomic_load(&part->lost)) {
+            return part;
+        }
+    }
+    return NULL;
+}
+
 /* All parts' shares of the rows at once. */
 enum pp_status gw_remote_read(struct gw_remote_sequence *sequence, uint32_t layer, uint64_t start,
                               uint32_t count, void *k_out, void *v_out)
@@ -214,26 +226,32 @@ enum pp_status gw_remote_read(struct gw_remote_sequence *sequence, uint32_t laye
     uint64_t head_bytes = pp_vector_bytes(shape->head_dim, shape->kv_dtype);
     uint64_t token_bytes = head_bytes * shape->kv_heads;
     struct gw_read *reads = calloc(sequence->route.part_count, sizeof(*reads));
+    struct gw_part *parts[GW_NODES_MAX] = {NULL};
     if (reads == NULL) {
         return PP_MEMORY;
     }
+    enum pp_status status = PP_OK;
     for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
         const struct gw_route_part *route = &sequence->route.parts[i];
         uint64_t begin = gw_route_part_tokens(&sequence->route, i, start);
         uint64_t end = gw_route_part_tokens(&sequence->route, i, start + count);
         uint64_t skipped = start < route->token_begin ? route->token_begin - start : 0;
         uint64_t at = skipped * token_bytes + route->kv_head_begin * head_bytes;
-        if (end > begin) {
-            gw_read_start(&reads[i], &sequence->parts[i], layer, begin, end - begin,
-                          (uint8_t *)k_out + at, (uint8_t *)v_out + at, token_bytes);
+        parts[i] = end > begin ? find_part(sequence, i) : NULL;
+        if (parts[i] != NULL) {
+            gw_read_start(&reads[i], parts[i], layer, begin, end - begin, (uint8_t *)k_out + at,
+                          (uint8_t *)v_out + at, token_bytes);
+        } else if (end > begin) {
+            status = PP_UNAVAILABLE;
         }
     }
     for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
-        if (reads[i].node != NULL && gw_read_wait(&reads[i]) != PP_OK) {
-            gw_sequence_fail_from_engine(sequence, reads[i].node, reads[i].status, "read",
-                                         reads[i].message);
+        if (parts[i] != NULL && gw_read_wait(&reads[i]) != PP_OK) {
+            status = reads[i].status;
+            gw_part_fail_from_engine(parts[i], status, "read", reads[i].message);
         }
     }
     free(reads);
-    return gw_sequence_failed(sequence);
+    enum pp_status failed = gw_sequence_failed(sequence);
+    return failed != PP_OK ? failed : status;
 }

@@ -44,7 +44,7 @@ void gw_buffer_release(void *context)
 }
 
 /* Series that nobody collects, so that counting needs no branches. */
-static struct pp_stat unread[6];
+static struct pp_stat unread[8];
 
 static void register_stats(struct gw_remote *remote)
 {
@@ -53,6 +53,8 @@ static void register_stats(struct gw_remote *remote)
     remote->failures = &unread[1];
     remote->outbox_bytes = &unread[2];
     remote->append_resends = &unread[3];
+    remote->parts_lost = &unread[6];
+    remote->hedges = &unread[7];
     if (stats != NULL) {
         remote->late_answers = pp_stats_counter(stats, "pigpen_worker_late_answers_total", "",
                                                 "Answers that came after their request ended.");
@@ -62,6 +64,10 @@ static void register_stats(struct gw_remote *remote)
                                               "K/V waiting for acknowledgement.");
         remote->append_resends = pp_stats_counter(stats, "pigpen_worker_append_resends_total", "",
                                                   "Append messages sent again.");
+        remote->parts_lost = pp_stats_counter(stats, "pigpen_worker_parts_lost_total", "",
+                                              "Parts that a node no longer serves.");
+        remote->hedges = pp_stats_counter(stats, "pigpen_worker_hedges_total", "",
+                                          "Attends that a second node was asked.");
     }
     for (uint32_t i = 0; i < remote->config.node_count; ++i) {
         struct gw_node *node = &remote->nodes[i];
@@ -81,6 +87,7 @@ static enum pp_status check_config(const struct gw_remote_config *config)
 {
     bool right = config->transport != NULL && config->clock.now_us != NULL &&
                  config->node_count >= 1 && config->node_count <= GW_NODES_MAX &&
+                 config->replicas <= GW_REPLICAS_MAX &&
                  config->outbox_bytes_max >= OUTBOX_BYTES_MIN && config->attend_timeout_us > 0 &&
                  config->call_timeout_us > 0;
     return right ? PP_OK : PP_INVALID_ARGUMENT;
@@ -94,6 +101,7 @@ enum pp_status gw_remote_new(const struct gw_remote_config *config, struct gw_re
         return PP_MEMORY;
     }
     remote->config = *config;
+    remote->config.replicas = config->replicas > 0 ? config->replicas : 1;
     remote->next_request_id = 1;
     enum pp_status status = PP_MEMORY;
     remote->nodes = calloc(config->node_count, sizeof(*remote->nodes));
@@ -152,6 +160,7 @@ size_t gw_remote_poll(struct gw_remote *remote, uint64_t until_us)
     for (uint32_t i = 0; i < remote->config.node_count; ++i) {
         until_us = earlier(until_us, gw_attn_client_tick(&remote->nodes[i], now_us));
         until_us = earlier(until_us, gw_outbox_tick(&remote->nodes[i], now_us));
+        until_us = earlier(until_us, gw_node_tick(&remote->nodes[i], now_us));
     }
     until_us = earlier(until_us, gw_unary_tick(remote, now_us));
     until_us = earlier(until_us, gw_sequence_tick(remote, now_us));
@@ -200,6 +209,30 @@ void gw_remote_post(struct gw_remote *remote, struct gw_command *command)
         gw_remote_pause(remote, gw_remote_now(remote) + 1000);
     }
     remote->config.transport->ops->wake(remote->config.transport);
+}
+
+struct errand {
+    struct gw_command command;
+    void (*body)(void *context);
+    void *context;
+    _Atomic bool done;
+};
+
+static void run_errand(struct gw_remote *remote, struct gw_command *command)
+{
+    struct errand *errand = (struct errand *)command;
+    errand->body(errand->context);
+    atomic_store_explicit(&errand->done, true, memory_order_release);
+    gw_remote_signal(remote);
+}
+
+void gw_remote_run(struct gw_remote *remote, void (*body)(void *context), void *context)
+{
+    struct errand errand = {.command.run = run_errand, .body = body, .context = context};
+    gw_remote_post(remote, &errand.command);
+    while (!atomic_load_explicit(&errand.done, memory_order_acquire)) {
+        gw_remote_pause(remote, gw_remote_now(remote) + GW_WAIT_PAUSE_US);
+    }
 }
 
 void gw_remote_pause(struct gw_remote *remote, uint64_t until_us)

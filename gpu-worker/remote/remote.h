@@ -24,9 +24,10 @@
 #include "common/base/status.h"
 #include "common/rpc/transport.h"
 
-enum gw_shard { GW_SHARD_TOKENS, GW_SHARD_KV_HEADS };
+enum gw_shard { GW_SHARD_TOKENS, GW_SHARD_KV_HEADS, GW_SHARD_BOTH };
 
-#define GW_NODES_MAX 64u
+#define GW_NODES_MAX    64u
+#define GW_REPLICAS_MAX 4u /* nodes that hold one part */
 
 struct gw_node_address {
     char name[64];
@@ -39,11 +40,14 @@ struct gw_remote_config {
     struct gw_node_address nodes[GW_NODES_MAX];
     uint32_t node_count;
     enum gw_shard shard;
-    uint64_t attend_timeout_us; /* 1.5 s: a lost node ends a request within 2 s */
-    uint64_t call_timeout_us;   /* open, seal, close: 10 s */
-    uint64_t outbox_bytes_max;  /* 64 MiB: K/V not acknowledged yet */
-    const struct pp_tls *tls;   /* NULL: plain text */
-    struct pp_stats *stats;     /* may be NULL */
+    uint32_t replicas;          /* of a part, on as many nodes; 0: 1 */
+    uint64_t attend_timeout_us; /* 1.5 s: how long a node may be silent before it is lost */
+    uint64_t hedge_us; /* another replica is asked too after this; 0: twice what a hundredth of the
+                          answers takes, as measured */
+    uint64_t call_timeout_us;  /* open, seal, close: 10 s */
+    uint64_t outbox_bytes_max; /* 64 MiB: K/V not acknowledged yet */
+    const struct pp_tls *tls;  /* NULL: plain text */
+    struct pp_stats *stats;    /* may be NULL */
 };
 
 struct gw_remote;
@@ -90,9 +94,22 @@ PP_MUST_USE enum pp_status gw_remote_sequence_open(struct gw_remote *remote,
                                                    struct gw_remote_sequence **sequence_out);
 /* Closes its parts (best effort) and frees it. */
 void gw_remote_sequence_close(struct gw_remote_sequence *sequence);
+/* Starts again, empty, on the nodes that are there now; the old one is closed. On an error it is
+ * left as it was. */
+PP_MUST_USE enum pp_status gw_remote_sequence_reopen(struct gw_remote_sequence **sequence);
+
+/* After a call failed, between steps: when it failed because a node was lost, its parts are opened
+ * again on others, empty, and the sequence goes on; all rows from gw_remote_lacking on are to be
+ * handed over again. Otherwise the failure itself; also when no node is left.
+ * PP_FAILED_PRECONDITION: nothing has failed. */
+PP_MUST_USE enum pp_status gw_remote_recover(struct gw_remote_sequence *sequence);
+/* The first token of a layer that was handed over and that some part lacks; the number of tokens
+ * handed over when there is none. Parts that have more skip it. */
+uint64_t gw_remote_lacking(const struct gw_remote_sequence *sequence, uint32_t layer);
 
 /* Hands over rows [start, start + count) of a layer for the nodes; start is counted from the first
- * token that ever leaves the worker (the sink stays). k, v: [token][kv head] vectors of kv_dtype;
+ * token that ever leaves the worker (the sink stays) and is what was handed over before, or less:
+ * then every part takes what it lacks. k, v: [token][kv head] vectors of kv_dtype;
  * copied at once. `bulk`: prefill. Waits while the outbox is full. A failure of a node comes back
  * here or at the next wait: PP_UNAVAILABLE, PP_INCARNATION_CHANGED ... */
 PP_MUST_USE enum pp_status gw_remote_append(struct gw_remote_sequence *sequence, uint32_t layer,

@@ -23,36 +23,36 @@ static void name_part(const struct gw_part *part, Pigpen__V1__PartRef *ref)
     ref->generation = part->sequence->generation;
 }
 
-/* Starts one call a part by `start`, waits for all; the first that failed ends the sequence. */
+/* Starts one call a part and node by `start`, waits for all. A part whose call failed is lost to
+ * that node. */
 static enum pp_status call_parts(struct gw_remote_sequence *sequence, const char *what,
                                  enum pp_status (*start)(struct gw_part *part,
                                                          struct gw_unary *unary, void *context),
                                  void *context)
 {
     PP_TRY(gw_sequence_failed(sequence));
-    uint32_t count = sequence->route.part_count;
+    uint32_t count = sequence->part_count;
     struct gw_unary *unaries = calloc(count, sizeof(*unaries));
     if (unaries == NULL) {
         return PP_MEMORY;
     }
     enum pp_status status = PP_OK;
     for (uint32_t i = 0; i < count && status == PP_OK; ++i) {
-        status = start(&sequence->parts[i], &unaries[i], context);
+        if (!atomic_load(&sequence->parts[i]->lost)) {
+            status = start(sequence->parts[i], &unaries[i], context);
+        }
     }
-    enum pp_status answered = gw_unary_wait(sequence->remote, unaries, count);
+    (void)gw_unary_wait(sequence->remote, unaries, count);
     for (uint32_t i = 0; i < count; ++i) {
         if (unaries[i].status != PP_OK) {
-            gw_sequence_fail_from_engine(sequence, unaries[i].node, unaries[i].status, what,
-                                         unaries[i].message);
+            gw_part_fail_from_engine(sequence->parts[i], unaries[i].status, what,
+                                     unaries[i].message);
         }
         gw_unary_deinit(&unaries[i]);
     }
     free(unaries);
     enum pp_status failed = gw_sequence_failed(sequence);
-    if (failed != PP_OK) {
-        return failed;
-    }
-    return status != PP_OK ? status : answered;
+    return failed != PP_OK ? failed : status;
 }
 
 static enum pp_status take_sealed(struct gw_unary *unary, const ProtobufCMessage *message)
@@ -155,16 +155,15 @@ static enum pp_status start_truncate(struct gw_part *part, struct gw_unary *unar
 static void cut_counts(struct gw_remote_sequence *sequence, uint64_t held_tokens)
 {
     for (uint32_t layer = 0; layer < sequence->config.shape.layers; ++layer) {
-        uint64_t part_tokens[GW_NODES_MAX];
-        for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
-            struct gw_part *part = &sequence->parts[i];
-            uint64_t kept = gw_route_part_tokens(&sequence->route, i, held_tokens);
+        for (uint32_t i = 0; i < sequence->part_count; ++i) {
+            struct gw_part *part = sequence->parts[i];
+            uint64_t kept = gw_route_part_tokens(&sequence->route, part->index, held_tokens);
             uint64_t acked = atomic_load(&part->acked[layer]);
-            part_tokens[i] = acked < kept ? acked : kept;
-            atomic_store(&part->acked[layer], part_tokens[i]);
+            atomic_store(&part->acked[layer], acked < kept ? acked : kept);
             part->sent[layer] = part->sent[layer] < kept ? part->sent[layer] : kept;
+            part->queued[layer] = part->queued[layer] < kept ? part->queued[layer] : kept;
         }
-        atomic_store(&sequence->held[layer], gw_route_held(&sequence->route, part_tokens));
+        gw_set_count_held(sequence, layer);
         if (sequence->handed[layer] > held_tokens) {
             sequence->handed[layer] = held_tokens;
         }

@@ -16,7 +16,8 @@
 struct reference {
     struct pp_shape shape;
     uint64_t tokens_max;
-    float *k, *v; /* [layer][token][kv head][dim], as the wire dtype holds them */
+    float *k, *v;             /* [layer][token][kv head][dim], as the wire dtype holds them */
+    uint8_t *wire_k, *wire_v; /* the same rows as they travel */
 };
 
 static inline uint64_t reference_row(const struct reference *reference)
@@ -32,17 +33,30 @@ static inline void reference_init(struct reference *reference, const struct pp_s
     uint64_t values = shape->layers * tokens_max * reference_row(reference);
     reference->k = calloc(values, sizeof(float));
     reference->v = calloc(values, sizeof(float));
+    reference->wire_k = calloc(values, 2 * sizeof(float)); /* int8 rows carry their scales */
+    reference->wire_v = calloc(values, 2 * sizeof(float));
+}
+
+/* Where the row of a token lies in wire_k and wire_v. */
+static inline uint64_t reference_wire(const struct reference *reference, uint32_t layer,
+                                      uint64_t token)
+{
+    const struct pp_shape *shape = &reference->shape;
+    uint64_t bytes = pp_vector_bytes(shape->head_dim, shape->kv_dtype) * shape->kv_heads;
+    return (layer * reference->tokens_max + token) * bytes;
 }
 
 static inline void reference_deinit(struct reference *reference)
 {
     free(reference->k);
     free(reference->v);
+    free(reference->wire_k);
+    free(reference->wire_v);
 }
 
-/* Draws rows [start, start + count) of a layer and writes them in the wire dtype. */
+/* Draws rows [start, start + count) of a layer. */
 static inline void reference_draw(struct reference *reference, struct pp_rng *rng, uint32_t layer,
-                                  uint64_t start, uint32_t count, void *k_out, void *v_out)
+                                  uint64_t start, uint32_t count)
 {
     uint64_t row = reference_row(reference), values = row * count;
     uint64_t at = (layer * reference->tokens_max + start) * row;
@@ -52,6 +66,8 @@ static inline void reference_draw(struct reference *reference, struct pp_rng *rn
     }
     enum pp_dtype dtype = reference->shape.kv_dtype;
     uint32_t dim = reference->shape.head_dim;
+    uint8_t *k_out = reference->wire_k + reference_wire(reference, layer, start);
+    uint8_t *v_out = reference->wire_v + reference_wire(reference, layer, start);
     pp_vectors_from_f32(dtype, dim, reference->k + at, values / dim, k_out);
     pp_vectors_from_f32(dtype, dim, reference->v + at, values / dim, v_out);
     pp_vectors_to_f32(dtype, dim, k_out, values / dim, reference->k + at);

@@ -31,6 +31,7 @@ struct tale {
     struct gw_remote_sequence *sequence; /* NULL: to be opened */
     struct reference reference;
     uint64_t handed;
+    uint64_t given[LAYERS]; /* rows of a layer that were handed over, as long as handed or more */
     uint64_t asked;
     uint32_t layer, rows;
     float q[ROWS_MAX * HEADS_MAX * DIM_MAX];
@@ -45,10 +46,11 @@ struct run {
     struct sim_world world;
     struct tale tales[TALES];
     bool faults_may; /* errors are allowed */
-    uint32_t answers, failures;
+    uint32_t answers, recoveries, failures;
 };
 
 static struct run *current;
+static uint32_t recoveries_total;
 
 #define CHECK(condition)                                                                           \
     ((condition) ? (void)0                                                                         \
@@ -82,12 +84,9 @@ static uint64_t draw(struct run *run, uint64_t below)
     return pp_rng_u64(&run->rng) % below;
 }
 
-/* A call's outcome: an error needs a reason in words, and faults about. */
-static bool went_well(struct run *run, struct tale *tale, enum pp_status status)
+/* A sequence that cannot go on: that needs a reason in words, and faults about. */
+static bool ended(struct run *run, struct tale *tale, enum pp_status status)
 {
-    if (status == PP_OK) {
-        return true;
-    }
     if (!run->faults_may) {
         print_error("%s: %s\n", pp_status_name(status), gw_remote_error(tale->sequence));
     }
@@ -96,6 +95,41 @@ static bool went_well(struct run *run, struct tale *tale, enum pp_status status)
     gw_remote_sequence_close(tale->sequence);
     tale->sequence = NULL;
     run->failures++;
+    return false;
+}
+
+/* Hands over again what nodes that were lost took with them; the status of the first call that
+ * failed. */
+static enum pp_status refill(struct tale *tale)
+{
+    const struct reference *reference = &tale->reference;
+    for (uint32_t layer = 0; layer < LAYERS; ++layer) {
+        uint64_t from = gw_remote_lacking(tale->sequence, layer);
+        while (from < tale->given[layer]) {
+            uint64_t left = tale->given[layer] - from, at = reference_wire(reference, layer, from);
+            uint32_t count = left < 100 ? (uint32_t)left : 100;
+            PP_TRY(gw_remote_append(tale->sequence, layer, from, count, reference->wire_k + at,
+                                    reference->wire_v + at, true));
+            from += count;
+        }
+    }
+    return gw_remote_flush(tale->sequence);
+}
+
+/* A call's outcome. When it failed because of a lost node the sequence is brought to where it can
+ * be tried again: then false with the sequence still there. */
+static bool went_well(struct run *run, struct tale *tale, enum pp_status status)
+{
+    if (status == PP_OK) {
+        return true;
+    }
+    while (status != PP_OK) {
+        if (gw_remote_recover(tale->sequence) != PP_OK) {
+            return ended(run, tale, status);
+        }
+        run->recoveries++;
+        status = refill(tale);
+    }
     return false;
 }
 
@@ -113,6 +147,7 @@ static bool tale_open(struct run *run, struct tale *tale)
         config.estimator = (struct pp_estimator){.kind = PP_EXACT};
     }
     tale->handed = 0;
+    memset(tale->given, 0, sizeof(tale->given));
     enum pp_status status = gw_remote_sequence_open(run->world.remote, &config, &tale->sequence);
     CHECK(status == PP_OK || run->faults_may);
     if (status != PP_OK) {
@@ -121,46 +156,66 @@ static bool tale_open(struct run *run, struct tale *tale)
     return status == PP_OK;
 }
 
+/* One layer's rows, tried until they are handed over or the sequence has ended. */
+static bool append_layer(struct run *run, struct tale *tale, uint32_t layer, uint32_t count,
+                         bool bulk)
+{
+    const struct reference *reference = &tale->reference;
+    uint64_t at = reference_wire(reference, layer, tale->handed);
+    bool well = false;
+    reference_draw(&tale->reference, &run->rng, layer, tale->handed, count);
+    while (!well && tale->sequence != NULL) {
+        well = went_well(run, tale,
+                         gw_remote_append(tale->sequence, layer, tale->handed, count,
+                                          reference->wire_k + at, reference->wire_v + at, bulk));
+    }
+    tale->given[layer] = tale->handed + count;
+    return well;
+}
+
 static void op_append(struct run *run, struct tale *tale)
 {
     uint32_t count = 1 + (uint32_t)draw(run, draw(run, 4) == 0 ? 150 : 20);
     bool bulk = draw(run, 2) == 0;
-    uint64_t bytes = 2 * (uint64_t)count * reference_row(&tale->reference) * sizeof(float);
     if (tale->handed + count > TOKENS_MAX) {
         return;
     }
-    void *k = malloc(bytes), *v = malloc(bytes);
     uint32_t first = (uint32_t)draw(run, LAYERS);
     bool well = true;
     for (uint32_t i = 0; i < LAYERS && well; ++i) {
-        uint32_t layer = (first + i) % LAYERS;
-        reference_draw(&tale->reference, &run->rng, layer, tale->handed, count, k, v);
-        well = went_well(run, tale,
-                         gw_remote_append(tale->sequence, layer, tale->handed, count, k, v, bulk));
+        well = append_layer(run, tale, (first + i) % LAYERS, count, bulk);
     }
     tale->handed += count;
-    free(k);
-    free(v);
 }
 
 static void op_flush(struct run *run, struct tale *tale)
 {
-    if (!went_well(run, tale, gw_remote_flush(tale->sequence))) {
-        return;
-    }
-    for (uint32_t layer = 0; layer < LAYERS; ++layer) {
+    (void)went_well(run, tale, gw_remote_flush(tale->sequence));
+    for (uint32_t layer = 0; layer < LAYERS && tale->sequence != NULL; ++layer) {
         CHECK(gw_remote_held(tale->sequence, layer) == tale->handed);
+        CHECK(gw_remote_lacking(tale->sequence, layer) == tale->handed);
     }
 }
 
+/* Recovered from in the middle it is done again before anything is handed over. */
 static void op_truncate(struct run *run, struct tale *tale)
 {
     uint64_t kept = draw(run, tale->handed + 1);
-    if (went_well(run, tale, gw_remote_truncate(tale->sequence, kept))) {
-        tale->handed = kept;
-        for (uint32_t layer = 0; layer < LAYERS; ++layer) {
-            CHECK(gw_remote_held(tale->sequence, layer) == kept);
+    enum pp_status status;
+    while ((status = gw_remote_truncate(tale->sequence, kept)) != PP_OK) {
+        if (gw_remote_recover(tale->sequence) != PP_OK) {
+            (void)ended(run, tale, status);
+            return;
         }
+        run->recoveries++;
+    }
+    tale->handed = kept;
+    for (uint32_t layer = 0; layer < LAYERS; ++layer) {
+        tale->given[layer] = kept;
+    }
+    (void)went_well(run, tale, refill(tale));
+    for (uint32_t layer = 0; layer < LAYERS && tale->sequence != NULL; ++layer) {
+        CHECK(gw_remote_held(tale->sequence, layer) == kept);
     }
 }
 
@@ -374,6 +429,7 @@ static void run_seed(uint64_t seed, const struct profile *profile, uint32_t *ans
     current = NULL;
     *answers += run->answers;
     *failures += run->failures;
+    recoveries_total += run->recoveries;
     free(run);
 }
 
@@ -382,14 +438,14 @@ static void run_seeds(const struct profile *profile, uint32_t *answers, uint32_t
     const char *one = getenv("PIGPEN_SIM_SEED"), *many = getenv("PIGPEN_SIM_SEEDS");
     uint64_t first = one != NULL ? strtoull(one, NULL, 10) : 1;
     uint64_t count = many != NULL ? strtoull(many, NULL, 10) : SEEDS_DEFAULT;
-    *answers = *failures = 0;
+    *answers = *failures = recoveries_total = 0;
     count = one != NULL ? 1 : count;
     for (uint64_t i = 0; i < count; ++i) {
         run_seed(first + i, profile, answers, failures);
     }
-    print_message("seeds %llu to %llu: %u answers right, %u sequences ended by faults\n",
+    print_message("seeds %llu to %llu: %u answers right, %u recoveries, %u sequences ended\n",
                   (unsigned long long)first, (unsigned long long)(first + count - 1), *answers,
-                  *failures);
+                  recoveries_total, *failures);
 }
 
 static void without_faults_every_step_succeeds_and_is_right(void **state)

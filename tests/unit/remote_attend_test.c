@@ -384,18 +384,24 @@ static void two_addresses_of_one_node_are_refused(void **state)
     world_free(world);
 }
 
-static void a_node_that_is_down_is_named_when_opening_fails(void **state)
+static void a_sequence_is_opened_on_the_nodes_that_are_there(void **state)
 {
     (void)state;
     struct world *world = world_new(2, GW_SHARD_TOKENS, exact);
     struct gw_remote_sequence_config config = fake_sequence_config(40);
     struct gw_remote_sequence *third = NULL;
+    struct gw_remote_answer answer;
     world->net->nodes[1].down = true;
     assert_int_equal(gw_remote_ready(world->remote, 500000, NULL, NULL), PP_UNAVAILABLE);
+    assert_int_equal(gw_remote_sequence_open(world->remote, &config, &third), PP_OK);
+    assert_int_equal(world->net->nodes[0].closes, 1); /* the part of the first plan */
+    fill(third, 40);
+    assert_int_equal(attend(world, third, 40, 1, &answer), PP_OK);
+    expect_all(world, 1, 1, logf(40));
+    gw_remote_sequence_close(third);
+    world->net->nodes[0].down = true;
     assert_int_equal(gw_remote_sequence_open(world->remote, &config, &third), PP_UNAVAILABLE);
-    assert_null(third);
-    assert_int_equal(world->net->nodes[0].closes, 1); /* the part that was opened */
-    world->net->nodes[1].down = false;
+    world->net->nodes[0].down = world->net->nodes[1].down = false;
     assert_int_equal(gw_remote_ready(world->remote, 500000, NULL, NULL), PP_OK);
     world_free(world);
 }
@@ -431,6 +437,7 @@ static void a_restarted_node_ends_old_sequences_and_serves_new_ones(void **state
     assert_int_not_equal(attend(world, world->sequence, 40, 1, &answer), PP_OK);
     assert_non_null(strstr(gw_remote_error(world->sequence), "node a"));
     node->attend_mode = FAKE_RIGHT;
+    assert_int_equal(gw_remote_ready(world->remote, 500000, NULL, NULL), PP_OK);
     assert_int_equal(gw_remote_sequence_open(world->remote, &config, &third), PP_OK);
     fill(third, 40);
     assert_int_equal(attend(world, third, 40, 1, &answer), PP_OK);
@@ -493,7 +500,7 @@ int main(void)
         cmocka_unit_test(late_answers_are_dropped),
         cmocka_unit_test(the_last_probe_before_giving_up_is_as_patient_as_the_first),
         cmocka_unit_test(two_addresses_of_one_node_are_refused),
-        cmocka_unit_test(a_node_that_is_down_is_named_when_opening_fails),
+        cmocka_unit_test(a_sequence_is_opened_on_the_nodes_that_are_there),
         cmocka_unit_test(open_names_the_tokens_that_each_part_will_hold),
         cmocka_unit_test(a_wait_for_nodes_tells_which_are_missing_and_can_be_ended),
         cmocka_unit_test(a_restarted_node_ends_old_sequences_and_serves_new_ones),

@@ -10,11 +10,21 @@
 
 #include "gpu-worker/remote/route.h"
 
+static const uint32_t numbers[GW_NODES_MAX + 1] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+
 static struct gw_route plan(enum gw_shard shard, uint32_t nodes, uint32_t kv_heads,
                             uint64_t expected, uint64_t turn)
 {
     struct gw_route route;
-    assert_int_equal(gw_route_plan(shard, nodes, kv_heads, expected, turn, &route), PP_OK);
+    const struct gw_route_plan plan = {.shard = shard,
+                                       .nodes = numbers,
+                                       .node_count = nodes,
+                                       .replicas = 1,
+                                       .kv_heads = kv_heads,
+                                       .tokens_expected = expected,
+                                       .turn = turn};
+    assert_int_equal(gw_route_make(&plan, &route), PP_OK);
+    assert_int_equal(route.epoch, 1);
     return route;
 }
 
@@ -46,7 +56,7 @@ static void spans_are_even_and_growth_goes_to_the_last(void **state)
     (void)state;
     struct gw_route route = plan(GW_SHARD_TOKENS, 3, 8, 3000, 5);
     for (uint32_t i = 0; i < 3; ++i) {
-        assert_int_equal(route.parts[i].node, i);
+        assert_int_equal(route.parts[i].nodes[0], i);
         assert_int_equal(gw_route_part_tokens(&route, i, 3000), 1000);
     }
     assert_int_equal(gw_route_part_tokens(&route, 0, 100000), 1000);
@@ -59,7 +69,7 @@ static void unknown_length_takes_one_node_in_turn(void **state)
     for (uint64_t turn = 0; turn < 7; ++turn) {
         struct gw_route route = plan(GW_SHARD_TOKENS, 3, 8, 0, turn);
         assert_int_equal(route.part_count, 1);
-        assert_int_equal(route.parts[0].node, turn % 3);
+        assert_int_equal(route.parts[0].nodes[0], turn % 3);
         assert_int_equal(gw_route_part_tokens(&route, 0, 12345), 12345);
     }
 }
@@ -103,17 +113,99 @@ static void held_of_kv_head_shards_is_the_least(void **state)
     assert_int_equal(gw_route_held(&route, (uint64_t[]){70, 64, 0}), 0);
 }
 
+static void both_is_a_grid_in_which_every_token_and_head_lies_once(void **state)
+{
+    (void)state;
+    for (uint32_t nodes = 1; nodes <= 12; ++nodes) {
+        for (uint32_t kv_heads = 1; kv_heads <= 5; ++kv_heads) {
+            struct gw_route route = plan(GW_SHARD_BOTH, nodes, kv_heads, 1000, 0);
+            for (uint64_t token = 0; token < 1200; token += 7) {
+                for (uint32_t head = 0; head < kv_heads; ++head) {
+                    uint32_t found = 0;
+                    for (uint32_t i = 0; i < route.part_count; ++i) {
+                        const struct gw_route_part *part = &route.parts[i];
+                        found += token >= part->token_begin && token < part->token_end &&
+                                 head >= part->kv_head_begin &&
+                                 head - part->kv_head_begin < part->kv_head_count;
+                    }
+                    assert_int_equal(found, 1);
+                }
+            }
+        }
+    }
+    assert_int_equal(plan(GW_SHARD_BOTH, 4, 3, 1000, 0).part_count, 4);
+    assert_int_equal(plan(GW_SHARD_BOTH, 6, 3, 1000, 0).parts[1].token_end, 334);
+    assert_int_equal(plan(GW_SHARD_BOTH, 6, 3, 1000, 0).parts[1].kv_head_begin, 1);
+    struct gw_route route = plan(GW_SHARD_BOTH, 4, 4, 100, 0);
+    assert_int_equal(gw_route_held(&route, (uint64_t[]){50, 50, 70, 30}), 80);
+    assert_int_equal(gw_route_held(&route, (uint64_t[]){50, 49, 70, 30}), 49);
+}
+
+static void replicas_lie_on_different_nodes_and_nodes_hold_as_many(void **state)
+{
+    (void)state;
+    static const uint32_t some[] = {7, 3, 5};
+    for (uint32_t replicas = 1; replicas <= GW_REPLICAS_MAX; ++replicas) {
+        struct gw_route route;
+        struct gw_route_plan plan = {.shard = GW_SHARD_TOKENS,
+                                     .nodes = some,
+                                     .node_count = 3,
+                                     .replicas = replicas,
+                                     .kv_heads = 2,
+                                     .tokens_expected = 90};
+        assert_int_equal(gw_route_make(&plan, &route), PP_OK);
+        uint32_t held[8] = {0}, each = replicas < 3 ? replicas : 3;
+        for (uint32_t i = 0; i < 3; ++i) {
+            assert_int_equal(route.parts[i].node_count, each);
+            assert_int_equal(route.parts[i].nodes[0], some[i]);
+            for (uint32_t j = 0; j < each; ++j) {
+                held[route.parts[i].nodes[j]]++;
+                assert_true(j == 0 || route.parts[i].nodes[j] != route.parts[i].nodes[0]);
+            }
+        }
+        assert_true(held[7] == each && held[3] == each && held[5] == each);
+    }
+}
+
+static void every_change_raises_the_epoch(void **state)
+{
+    (void)state;
+    struct gw_route route = plan(GW_SHARD_TOKENS, 3, 8, 300, 0);
+    gw_route_leave(&route, 1, 2); /* it is not there */
+    assert_int_equal(route.epoch, 1);
+    gw_route_leave(&route, 1, 1);
+    assert_int_equal(route.epoch, 2);
+    assert_int_equal(route.parts[1].node_count, 0);
+    for (uint32_t i = 0; i < GW_REPLICAS_MAX; ++i) {
+        assert_int_equal(gw_route_join(&route, 1, 10 + i), PP_OK);
+    }
+    assert_int_equal(route.epoch, 2 + GW_REPLICAS_MAX);
+    assert_int_equal(gw_route_join(&route, 1, 30), PP_RESOURCE_EXHAUSTED);
+    gw_route_leave(&route, 1, 11);
+    assert_int_equal(route.parts[1].nodes[1], 12);
+}
+
 static void no_nodes_no_heads_or_too_many_are_refused(void **state)
 {
     (void)state;
     struct gw_route route;
-    assert_int_equal(gw_route_plan(GW_SHARD_TOKENS, 0, 8, 1, 0, &route), PP_INVALID_ARGUMENT);
-    assert_int_equal(gw_route_plan(GW_SHARD_TOKENS, GW_NODES_MAX + 1, 8, 1, 0, &route),
-                     PP_INVALID_ARGUMENT);
-    assert_int_equal(gw_route_plan(GW_SHARD_KV_HEADS, 2, 0, 1, 0, &route), PP_INVALID_ARGUMENT);
-    assert_int_equal(gw_route_plan(GW_SHARD_TOKENS, 2, 8, UINT64_MAX, 0, &route),
-                     PP_INVALID_ARGUMENT);
-    assert_int_equal(gw_route_plan((enum gw_shard)7, 2, 8, 1, 0, &route), PP_INVALID_ARGUMENT);
+    const struct gw_route_plan right = {
+        .nodes = numbers, .node_count = 2, .replicas = 1, .kv_heads = 8, .tokens_expected = 1};
+    struct gw_route_plan wrong[7];
+    for (size_t i = 0; i < 7; ++i) {
+        wrong[i] = right;
+    }
+    wrong[0].node_count = 0;
+    wrong[1].node_count = GW_NODES_MAX + 1;
+    wrong[2].kv_heads = 0;
+    wrong[3].tokens_expected = UINT64_MAX;
+    wrong[4].shard = (enum gw_shard)7;
+    wrong[5].replicas = 0;
+    wrong[6].replicas = GW_REPLICAS_MAX + 1;
+    assert_int_equal(gw_route_make(&right, &route), PP_OK);
+    for (size_t i = 0; i < 7; ++i) {
+        assert_int_equal(gw_route_make(&wrong[i], &route), PP_INVALID_ARGUMENT);
+    }
 }
 
 int main(void)
@@ -125,6 +217,9 @@ int main(void)
         cmocka_unit_test(every_kv_head_lies_in_exactly_one_range),
         cmocka_unit_test(held_is_the_prefix_without_a_hole),
         cmocka_unit_test(held_of_kv_head_shards_is_the_least),
+        cmocka_unit_test(both_is_a_grid_in_which_every_token_and_head_lies_once),
+        cmocka_unit_test(replicas_lie_on_different_nodes_and_nodes_hold_as_many),
+        cmocka_unit_test(every_change_raises_the_epoch),
         cmocka_unit_test(no_nodes_no_heads_or_too_many_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
