@@ -91,10 +91,12 @@ class QuickstartTest(unittest.TestCase):
                              "--nodes", "1", "--json", str(summary))
         said = running.communicate(timeout=500)[0].decode(errors="replace")
         self.assertEqual(running.returncode, 0, said)
-        self.assertRegex(said, r"(?m)^  share of held keys read +\d+\.\d %  lsh, a query head$")
-        self.assertRegex(said, r"(?m)^  lsh +\d+\.\d % +\d+\.\d % ")
+        self.assertRegex(said, r"(?m)^  share of held keys read +\d+\.\d %  sketch, a query head$")
+        for estimator in ("exact", "sketch", "lsh"):
+            self.assertRegex(said, rf"(?m)^  {estimator} +\d+\.\d % +\d+\.\d % ")
         report = json.loads(summary.read_text())
-        self.assertTrue(0 < report["rows_share_q_head"] <= report["rows_share"] < 1, report)
+        self.assertTrue(0 < report["rows_share_q_head"] <= report["rows_share"] < 0.3, report)
+        self.assertEqual((report["estimator"], report["estimator_used"]), ("sketch", True))
         self.assertEqual(list(self.temporary.iterdir()), [])
         self.assertEqual(processes_with(f"TMPDIR={self.temporary}".encode()), [])
 
@@ -104,7 +106,8 @@ class QuickstartTest(unittest.TestCase):
                              "--nodes", "2")
         said = running.communicate(timeout=500)[0].decode(errors="replace")
         self.assertEqual(running.returncode, 0, said)
-        self.assertRegex(said, r"(?m)^  lsh +left out: no node held 1,024 tokens of this text")
+        for estimator in ("sketch", "lsh"):
+            self.assertRegex(said, rf"(?m)^  {estimator} +left out: no node held 1,024 tokens of this")
         self.assertEqual(list(self.temporary.iterdir()), [])
 
     def test_an_end_in_any_phase_leaves_nothing(self):
