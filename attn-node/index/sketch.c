@@ -188,10 +188,10 @@ static uint32_t take_certain(const struct draw *draw, uint16_t *certain_out)
     return count;
 }
 
-/* The whole sample: ids, the drawn ascending, then those read for certain; thresholds beside. */
-static struct draw draw_rows(const struct an_sketch *sketch, const struct an_index_params *params,
-                             uint32_t begin, uint32_t end, const struct an_index_query *query,
-                             void *scratch)
+/* Everything but the draw: log g of all rows but those in certain_out. */
+static struct draw begin_draw(const struct an_sketch *sketch, const struct an_index_params *params,
+                              uint32_t begin, uint32_t end, const struct an_index_query *query,
+                              void *scratch, uint16_t *certain_out, uint32_t *certain_count_out)
 {
     PP_ASSERT(query->heads >= 1 && query->heads <= HEADS_MAX);
     struct draw draw = {.sketch = sketch,
@@ -206,9 +206,20 @@ static struct draw draw_rows(const struct an_sketch *sketch, const struct an_ind
     draw.count = (end + AN_SKETCH_BLOCK - 1) / AN_SKETCH_BLOCK * AN_SKETCH_BLOCK - draw.first;
     draw.ids = (uint16_t *)(void *)(draw.scratch + draw.layout.ids);
     draw.thresholds = (uint16_t *)(void *)(draw.scratch + draw.layout.thresholds);
-    uint16_t certain[AN_SKETCH_CERTAIN_MAX];
     score(&draw);
-    uint32_t certain_count = take_certain(&draw, certain);
+    *certain_count_out = take_certain(&draw, certain_out);
+    return draw;
+}
+
+/* The whole sample: ids, the drawn ascending, then those read for certain; thresholds beside. */
+static struct draw draw_rows(const struct an_sketch *sketch, const struct an_index_params *params,
+                             uint32_t begin, uint32_t end, const struct an_index_query *query,
+                             void *scratch)
+{
+    uint16_t certain[AN_SKETCH_CERTAIN_MAX];
+    uint32_t certain_count;
+    struct draw draw =
+        begin_draw(sketch, params, begin, end, query, scratch, certain, &certain_count);
     float budget = query->rows_share * (float)(end - begin) - (float)certain_count;
     uint32_t held = (uint32_t)(query->draw.first + draw.first);
     if (certain_count < end - begin) {
@@ -221,6 +232,17 @@ static struct draw draw_rows(const struct an_sketch *sketch, const struct an_ind
         draw.thresholds[draw.drawn++] = 0;
     }
     return draw;
+}
+
+const int16_t *an_sketch_logs(const struct an_sketch *sketch, const struct an_index_params *params,
+                              uint32_t begin, uint32_t end, const struct an_index_query *query,
+                              void *scratch)
+{
+    uint16_t certain[AN_SKETCH_CERTAIN_MAX];
+    uint32_t certain_count;
+    struct draw draw =
+        begin_draw(sketch, params, begin, end, query, scratch, certain, &certain_count);
+    return draw.logs + (begin - draw.first);
 }
 
 void an_sketch_attend(const struct an_sketch *sketch, const struct an_index_params *params,

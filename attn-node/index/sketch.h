@@ -46,4 +46,11 @@ uint32_t an_sketch_sample(const struct an_sketch *sketch, const struct an_index_
                           uint32_t begin, uint32_t end, const struct an_index_query *query,
                           void *scratch, uint16_t *ids_out, float *log_u_out);
 
+/* log g of the rows [begin, end), begin < end, in 1/128 octave: u = min(1, 2^((log g + shift) /
+ * 128)) for the shift that makes the budget; AN_SKETCH_NONE where a row is read for certain. In
+ * scratch (an_sketch_query_scratch_bytes). For tuning. */
+const int16_t *an_sketch_logs(const struct an_sketch *sketch, const struct an_index_params *params,
+                              uint32_t begin, uint32_t end, const struct an_index_query *query,
+                              void *scratch);
+
 #endif
