@@ -63,8 +63,9 @@ uint64_t an_attend_prepare_bytes(const struct an_attend *attend, const struct an
 {
     uint64_t bytes = query_scratch_need(params);
     uint64_t bitmap_bytes = (AN_BITMAP_WORDS + AN_SEGMENT_WORDS) * sizeof(uint64_t);
+    uint64_t drawn_bytes = 2ull * AN_LANE_FLOATS * sizeof(float);
     return bytes > attend->query_scratch_bytes
-               ? bytes * attend->threads + ((bitmap_bytes + 63u) & ~63ull)
+               ? bytes * attend->threads + drawn_bytes + ((bitmap_bytes + 63u) & ~63ull)
                : 0;
 }
 
@@ -85,7 +86,8 @@ enum pp_status an_attend_prepare(struct an_attend *attend, const struct an_param
     an_attend_relax(attend);
     attend->query_scratch = memory;
     attend->query_scratch_bytes = bytes;
-    attend->bitmaps = (uint64_t *)(memory + bytes * attend->threads);
+    attend->drawn_floats = (float *)(memory + bytes * attend->threads);
+    attend->bitmaps = (uint64_t *)(attend->drawn_floats + 2ull * AN_LANE_FLOATS);
     attend->carried = attend->bitmaps + AN_BITMAP_WORDS;
     attend->sampling_bytes = total;
     return PP_OK;
@@ -97,6 +99,7 @@ void an_attend_relax(struct an_attend *attend)
     free(attend->query_scratch);
     attend->query_scratch = NULL;
     attend->query_scratch_bytes = 0;
+    attend->drawn_floats = NULL;
     attend->bitmaps = attend->carried = NULL;
     attend->sampling_bytes = 0;
 }
@@ -167,7 +170,6 @@ static enum pp_status choose_estimator(const struct an_part *part, const struct 
     item->used = asked->kind == PP_EXACT ? PP_EXACT : own->kind;
     bool known = !item->forced || asked->kind == PP_EXACT || names(asked, own) ||
                  names(asked, &part->spec.estimator);
-    known = known && asked->target_error == 0.0f && own->target_error == 0.0f;
     return known ? PP_OK : PP_UNIMPLEMENTED;
 }
 
@@ -206,6 +208,10 @@ enum pp_status an_attend_admit(const struct an_part *part, uint32_t layer, enum 
     item->head_dim = shape->head_dim;
     uint64_t values = (uint64_t)item->q_rows * item->q_heads * item->head_dim;
     if (item->q == NULL || item->q_bytes != values * pp_dtype_bytes(q_dtype)) {
+        return PP_INVALID_ARGUMENT;
+    }
+    uint64_t lanes = (uint64_t)item->q_rows * item->q_heads;
+    if (item->local != NULL && item->local_bytes != lanes * (item->head_dim + 1u) * sizeof(float)) {
         return PP_INVALID_ARGUMENT;
     }
     PP_TRY(choose_estimator(part, &part->layers[layer], item));
@@ -250,19 +256,36 @@ static const struct pp_estimator *budget_of(const struct an_task *task)
     return named ? asked : &task->layer->params->index.estimator;
 }
 
-/* The share of indexed rows that the budget is. */
-static float rows_share_of(const struct an_task *task)
+/* Held tokens of the task's indexed views. */
+static uint64_t indexed_tokens(const struct an_task *task)
 {
-    const struct pp_estimator *budget = budget_of(task);
-    if (budget->rows == 0) {
-        return budget->rows_share > 0.0f ? budget->rows_share : pp_budget_share(task->held);
-    }
     uint64_t tokens = 0;
     for (uint32_t i = 0; i < task->layer->view_count; i++) {
         struct an_stretch stretch = an_layer_stretch(task->layer, i, task->held);
         tokens += stretch.segment->indexed ? stretch.end - stretch.begin : 0;
     }
-    return tokens > budget->rows ? (float)budget->rows / (float)tokens : 1.0f;
+    return tokens;
+}
+
+/* Fills rows_share, and with a target the share that it may grow to: the budget, if there is one,
+ * bounds it. Half of what would be read without a target is a first sample that does for most. */
+static void set_budget(struct an_task *task)
+{
+    const struct pp_estimator *budget = budget_of(task);
+    float tokens = (float)indexed_tokens(task);
+    float share = budget->rows_share;
+    if (budget->rows > 0) {
+        share = tokens > (float)budget->rows ? (float)budget->rows / tokens : 1.0f;
+    }
+    float usual = pp_budget_share(task->held);
+    task->rows_share = share > 0.0f ? share : usual;
+    task->target = task->sampled ? budget->target_error : 0.0f;
+    if (task->target > 0.0f) {
+        float least = tokens > AN_TARGET_ROWS_MIN ? AN_TARGET_ROWS_MIN / tokens : 1.0f;
+        float first = 0.5f * usual > least ? 0.5f * usual : least;
+        task->share_max = share > 0.0f ? share : AN_TARGET_SHARE_MAX;
+        task->rows_share = first < task->share_max ? first : task->share_max;
+    }
 }
 
 /* Adds rows of an item to the batch, as many as fit; returns how many. */
@@ -298,7 +321,7 @@ static uint32_t add_task(struct an_attend *attend, struct an_attend_item *item,
         .lane_begin = attend->lane_count,
         .sampled = item->used != PP_EXACT,
     };
-    task->rows_share = rows_share_of(task);
+    set_budget(task);
     for (uint32_t i = 0; i < rows * heads; i++) {
         uint32_t lane = attend->lane_count++;
         attend->lane_q[lane] = attend->lane_floats;

@@ -9,8 +9,6 @@
 #include "attn-node/exec/attend_internal.h"
 #include "attn-node/index/uniform.h"
 
-#define LSH_VAR_FACTOR 2.56f
-
 struct answer {
     float lse, var, lse_var;
 };
@@ -56,10 +54,11 @@ static void finish_group(struct an_attend *attend, const struct an_unit *unit, u
     uint64_t uniform = 0; /* and by uniform samples: the same rows for every head */
     bool fall_back = false;
     bool long_views = unit->sampled_tokens > AN_UNIFORM_ROWS;
+    bool all = attend->lanes[lane_index].next == AN_LANE_ALL;
     for (uint32_t g = 0; g < task->group; g++) {
         struct an_lane *lane = &attend->lanes[lane_index + g];
         struct answer answer;
-        float factor = lane->fall_back || item->used != PP_LSH ? 1.0f : LSH_VAR_FACTOR;
+        float factor = lane->fall_back || item->used != PP_LSH ? 1.0f : AN_LSH_VAR_FACTOR;
         if (!finish_lane(lane, task->dim, factor, &answer)) {
             item->status = PP_NON_FINITE;
         }
@@ -74,6 +73,11 @@ static void finish_group(struct an_attend *attend, const struct an_unit *unit, u
     if (fall_back) {
         item->flags |= AN_ATTEND_EMPTY_SAMPLE | (long_views ? AN_ATTEND_UNIFORM : 0u);
         drawn = long_views ? drawn + uniform : unit->sampled_tokens;
+    }
+    if (all && unit->sampled_tokens > 0) {
+        item->flags |= AN_ATTEND_TARGET_MISSED;
+        item->rows_read += task->held;
+        return;
     }
     item->rows_sampled += unit->sampled_tokens;
     item->rows_read += task->held - unit->sampled_tokens + drawn;

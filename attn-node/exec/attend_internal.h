@@ -27,6 +27,14 @@
 /* Words of the bitmaps of a wave's sampled pieces: at least 256 pieces of the longest segment. */
 #define AN_SEGMENT_WORDS ((PP_SEGMENT_TOKENS_MAX + 63u) / 64u)
 #define AN_BITMAP_WORDS  (256u * AN_SEGMENT_WORDS)
+/* What lsh publishes as var and lse_var over what its sample says: it is low by 1.6. */
+#define AN_LSH_VAR_FACTOR 2.56f
+/* A target error: what its estimate has to be below it, how often a sample is judged, and the share
+ * of the indexed rows that is read at most when no budget says so. */
+#define AN_TARGET_MARGIN    1.5f
+#define AN_TARGET_STAGES    4u
+#define AN_TARGET_SHARE_MAX 0.25f
+#define AN_TARGET_ROWS_MIN  128.0f /* of the first sample: fewer say little about its error */
 
 struct an_task {
     struct an_attend_item *item;
@@ -37,7 +45,9 @@ struct an_task {
     uint32_t group, q_heads, dim;
     uint32_t lane_begin; /* lane of (kv head, row, g): lane_begin + (kv * rows + row) * group + g */
     bool sampled;        /* indexed views may be sampled */
-    float rows_share;    /* sketch: of the rows of indexed views */
+    float rows_share;    /* sketch: of the rows of indexed views; with a target: at first */
+    float target;        /* relative error to be within; 0: none */
+    float share_max;     /* rows_share grows up to here for it */
     bool failed;
 };
 
@@ -63,6 +73,7 @@ struct an_piece {
     uint32_t lane_begin, lane_count;
     uint32_t accumulator_begin;
     enum an_piece_kind kind;
+    bool drawn;          /* of a view that its lanes sample */
     uint64_t held_first; /* held index that row 0 has, or would have */
     uint64_t *rows_read; /* sampled: [bitmap_words], of the segment's rows; out */
     uint32_t bitmap_words;
@@ -71,11 +82,23 @@ struct an_piece {
     const uint64_t *rows_before;
 };
 
+enum an_lane_next {
+    AN_LANE_FIRST,   /* its sample was not judged yet */
+    AN_LANE_AGAIN,   /* a larger one, of rows_share */
+    AN_LANE_ALL,     /* all rows of the sampled views */
+    AN_LANE_SETTLED, /* the sample does */
+};
+
 struct an_lane {
     struct an_accumulator sum; /* o points into the item's output */
     uint32_t sampled_rows;
     uint64_t rows_added; /* of sampled_rows, those that no head of the group before this one read */
     bool fall_back;      /* the sample was empty */
+    float rows_share;    /* of the sample at hand */
+    /* With a target: what sampled views gave, apart from the sum, for a larger sample replaces it;
+     * and what the lane's group does next. */
+    struct an_accumulator drawn;
+    enum an_lane_next next;
 };
 
 struct an_attend {
@@ -88,7 +111,8 @@ struct an_attend {
     uint64_t query_scratch_bytes;
     uint64_t *bitmaps; /* [AN_BITMAP_WORDS], then carried [AN_SEGMENT_WORDS]; with query_scratch */
     uint64_t *carried; /* the bitmap of the last sampled piece of the wave before */
-    uint64_t sampling_bytes; /* of both; 0 when there are none */
+    float *drawn_floats;     /* [2][AN_LANE_FLOATS]: o and b1 of the lanes' drawn */
+    uint64_t sampling_bytes; /* of all four; 0 when there are none */
     /* of a batch */
     struct an_task tasks[AN_TASKS_MAX];
     uint32_t task_count;
@@ -113,6 +137,12 @@ struct an_attend {
     uint32_t bitmap_words_used;
 };
 
+enum an_walk {
+    AN_WALK_FIRST,
+    AN_WALK_AGAIN,     /* sampled views, of lanes that want more rows of them */
+    AN_WALK_FALL_BACK, /* sampled views, of lanes whose sample was empty */
+};
+
 /* Where the plan is: `lane` is the unit's next lane that the stretch has not had, `row` the next
  * row of a stretch that goes in blocks. Zeroed: before the first piece. */
 struct an_cursor {
@@ -120,7 +150,7 @@ struct an_cursor {
     uint32_t row;
     bool row_set;
     bool chosen, sampled; /* whether the unit samples the stretch */
-    bool fall_back;       /* walks what lanes need whose sample was empty */
+    enum an_walk walk;
 };
 
 /* The next piece of the batch, without its place in the wave; false when there is none. */
@@ -129,9 +159,20 @@ bool an_plan_next(struct an_attend *attend, struct an_cursor *cursor, struct an_
 /* Reads and checks q, copies or makes the signatures of the batch's lanes. */
 void an_attend_load(struct an_attend *attend, enum pp_dtype q_dtype);
 
-/* Runs all pieces of the batch in waves: first what the plan says, then, for lanes whose sample
- * came out empty, the sampled views exactly or, when they are long, by a uniform sample (law 2). */
+/* Runs all pieces of the batch in waves: first what the plan says, then larger samples until
+ * targets are met, then, for lanes without a target whose sample came out empty, the sampled views
+ * exactly or, when they are long, by a uniform sample (law 2). */
 void an_attend_waves(struct an_attend *attend);
+
+/* What the asker attends itself of a q row and head: o into o_out [dim], and its lse; zeros and
+ * -INFINITY where it did not say, or no target wants it. */
+float an_attend_local(const struct an_task *task, uint64_t wire_index, float *o_out);
+
+/* Says of every group of lanes with a target what it does next, and makes room for it; false when
+ * all are settled. stage counts the calls of a batch from 0, below AN_TARGET_STAGES. */
+bool an_attend_judge(struct an_attend *attend, uint32_t stage);
+/* Adds what was drawn to the sums of such lanes. */
+void an_attend_settle(struct an_attend *attend);
 
 /* Normalises the lanes into the items' outputs. */
 void an_attend_finish(struct an_attend *attend);

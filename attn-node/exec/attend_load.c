@@ -24,7 +24,12 @@ static bool load_lane(struct an_attend *attend, const struct an_task *task, enum
         finite = finite && fabsf(q[i]) <= PP_MAGNITUDE_MAX;
         q_scaled[i] = q[i] * task->part->spec.shape.scale;
     }
-    return finite;
+    float local[PP_HEAD_DIM_MAX + 1];
+    float lse = an_attend_local(task, wire_index, local);
+    for (uint32_t i = 0; i < task->dim && task->target > 0.0f; i++) {
+        finite = finite && fabsf(local[i]) <= PP_MAGNITUDE_MAX;
+    }
+    return finite && (lse == -INFINITY || isfinite(lse));
 }
 
 static void start_lane(struct an_attend *attend, const struct an_task *task, uint64_t wire_index,
@@ -35,6 +40,12 @@ static void start_lane(struct an_attend *attend, const struct an_task *task, uin
     state->sum.o = task->item->o + wire_index * task->dim;
     state->sum.b1 = task->sampled ? attend->b1 + attend->lane_q[lane] : NULL;
     an_accumulator_clear(&state->sum, task->dim);
+    state->rows_share = task->rows_share;
+    if (task->target > 0.0f) {
+        state->drawn.o = attend->drawn_floats + attend->lane_q[lane];
+        state->drawn.b1 = state->drawn.o + AN_LANE_FLOATS;
+        an_accumulator_clear(&state->drawn, task->dim);
+    }
     if (task->sampled && task->item->signatures != NULL) {
         uint64_t bytes = task->layer->params->index.estimator.l * sizeof(uint16_t);
         memcpy(attend->codes + attend->lane_code[lane], task->item->signatures + wire_index * bytes,

@@ -94,6 +94,31 @@ static bool next_fall_back(const struct an_attend *attend, struct an_cursor *cur
     return false;
 }
 
+/* A sampled stretch for the groups whose sample missed their target: by a larger sample, or in
+ * blocks for the lanes of a group. */
+static bool next_again(const struct an_attend *attend, struct an_cursor *cursor,
+                       const struct an_unit *unit, const struct an_stretch *stretch,
+                       struct an_piece *piece)
+{
+    const struct an_task *task = &attend->tasks[unit->task];
+    while (cursor->lane < unit->lane_count) {
+        uint32_t left = task->group - cursor->lane % task->group;
+        enum an_lane_next next = attend->lanes[unit->lane_begin + cursor->lane].next;
+        if (next == AN_LANE_AGAIN) {
+            return next_sampled(task, cursor, unit, stretch, piece);
+        }
+        piece->kind = AN_PIECE_EXACT;
+        piece->lane_begin = unit->lane_begin + cursor->lane;
+        piece->lane_count = left < AN_EXACT_LANES ? left : AN_EXACT_LANES;
+        if (next == AN_LANE_ALL && next_block(cursor, stretch, piece)) {
+            return true;
+        }
+        cursor->row_set = false;
+        cursor->lane += piece->lane_count;
+    }
+    return false;
+}
+
 /* Whether the unit's lanes sample the stretch. */
 static bool samples(const struct an_attend *attend, const struct an_unit *unit,
                     const struct an_stretch *stretch, const struct an_rows *rows)
@@ -120,12 +145,16 @@ static bool piece_of_stretch(struct an_attend *attend, struct an_cursor *cursor,
     if (!cursor->chosen) {
         cursor->chosen = true;
         cursor->sampled = samples(attend, unit, stretch, &piece->rows);
-        if (cursor->sampled && !cursor->fall_back) {
+        if (cursor->sampled && cursor->walk == AN_WALK_FIRST) {
             unit->sampled_tokens += stretch->end - stretch->begin;
         }
     }
-    if (cursor->fall_back) {
+    piece->drawn = cursor->sampled;
+    if (cursor->walk == AN_WALK_FALL_BACK) {
         return cursor->sampled && next_fall_back(attend, cursor, unit, stretch, piece);
+    }
+    if (cursor->walk == AN_WALK_AGAIN) {
+        return cursor->sampled && next_again(attend, cursor, unit, stretch, piece);
     }
     if (cursor->sampled) {
         return next_sampled(&attend->tasks[unit->task], cursor, unit, stretch, piece);

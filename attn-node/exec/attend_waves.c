@@ -79,7 +79,7 @@ static void sample_piece(struct an_attend *attend, struct an_piece *piece, uint3
         .q_scaled = attend->q_scaled + q_at,
         .codes = attend->codes + attend->lane_code[piece->lane_begin],
         .draw = draw_of(attend, piece),
-        .rows_share = attend->tasks[attend->units[piece->unit].task].rows_share,
+        .rows_share = attend->lanes[piece->lane_begin].rows_share,
         .rows_read = piece->rows_read,
     };
     memset(piece->rows_read, 0, piece->bitmap_words * sizeof(uint64_t));
@@ -137,13 +137,14 @@ static void merge_unit(void *context, uint64_t index, uint32_t thread)
     (void)thread;
     struct an_attend *attend = context;
     const struct an_unit *unit = &attend->units[index];
-    uint32_t dim = attend->tasks[unit->task].dim;
+    const struct an_task *task = &attend->tasks[unit->task];
     for (uint32_t i = unit->piece_begin; i < unit->piece_end; i++) {
         const struct an_piece *piece = &attend->pieces[i];
         for (uint32_t j = 0; j < piece->lane_count; j++) {
             struct an_lane *lane = &attend->lanes[piece->lane_begin + j];
             const struct an_accumulator *sum = &attend->accumulators[piece->accumulator_begin + j];
-            an_accumulator_merge(&lane->sum, sum, dim);
+            bool apart = piece->drawn && task->target > 0.0f;
+            an_accumulator_merge(apart ? &lane->drawn : &lane->sum, sum, task->dim);
             lane->sampled_rows += piece->kind != AN_PIECE_EXACT ? sum->keys_read : 0;
         }
         attend->lanes[piece->lane_begin].rows_added += merge_bitmap(piece);
@@ -185,9 +186,9 @@ static void run_wave(struct an_attend *attend)
     attend->bitmap_words_used = 0;
 }
 
-static void run_plan(struct an_attend *attend, bool fall_back)
+static void run_plan(struct an_attend *attend, enum an_walk walk)
 {
-    struct an_cursor cursor = {.fall_back = fall_back};
+    struct an_cursor cursor = {.walk = walk};
     struct an_piece piece = {0};
     while (!an_attend_late(attend) && an_plan_next(attend, &cursor, &piece)) {
         if (attend->piece_count == AN_PIECES_MAX || !place_piece(attend, &piece)) {
@@ -204,17 +205,25 @@ static void run_plan(struct an_attend *attend, bool fall_back)
 
 void an_attend_waves(struct an_attend *attend)
 {
-    run_plan(attend, false);
+    run_plan(attend, AN_WALK_FIRST);
+    for (uint32_t stage = 0; stage < AN_TARGET_STAGES && !an_attend_late(attend); stage++) {
+        if (!an_attend_judge(attend, stage)) {
+            break;
+        }
+        run_plan(attend, AN_WALK_AGAIN);
+    }
+    an_attend_settle(attend);
     bool any = false;
     for (uint32_t i = 0; i < attend->unit_count; i++) {
         struct an_unit *unit = &attend->units[i];
-        for (uint32_t j = 0; j < unit->lane_count && unit->sampled_tokens > 0; j++) {
+        bool sampled = unit->sampled_tokens > 0 && attend->tasks[unit->task].target == 0.0f;
+        for (uint32_t j = 0; j < unit->lane_count && sampled; j++) {
             struct an_lane *lane = &attend->lanes[unit->lane_begin + j];
             lane->fall_back = lane->sampled_rows == 0;
             any = any || lane->fall_back;
         }
     }
     if (any) {
-        run_plan(attend, true);
+        run_plan(attend, AN_WALK_FALL_BACK);
     }
 }

@@ -93,6 +93,8 @@ struct an_append_args {
 /* Flags of an item's answer. */
 #define AN_ATTEND_EMPTY_SAMPLE 1u /* a head's sample was empty and was answered otherwise */
 #define AN_ATTEND_UNIFORM      2u /* and that by a uniform sample, not by all rows */
+/* A group's sample missed the target error within its budget: it was answered by all rows. */
+#define AN_ATTEND_TARGET_MISSED 4u
 
 /* One item of an attend: a part's heads for q_rows queries. */
 struct an_attend_item {
@@ -107,6 +109,10 @@ struct an_attend_item {
     uint64_t q_bytes;
     const uint8_t *signatures; /* [q row][q head][l] u16, or NULL: hash here */
     uint64_t signature_bytes;
+    /* What the asker attends itself, [q row][q head][dim + 1] f32, unaligned: o and then lse. A
+     * target error is for both merged. NULL: nothing. */
+    const uint8_t *local;
+    uint64_t local_bytes;
     const uint64_t *seeds; /* [seed_count] */
     uint32_t seed_count;   /* 0 or q_rows */
     /* out: written when status is PP_OK, into memory taken from the job's arena */

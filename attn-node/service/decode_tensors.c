@@ -131,6 +131,26 @@ static enum pp_status attend_item_refuse(struct an_attend_plan *plan, uint32_t i
     return status;
 }
 
+/* Where a section of an item goes; data NULL: to no attend. */
+struct attend_section {
+    const uint8_t **data;
+    uint64_t *bytes;
+};
+
+static struct attend_section attend_target(struct an_attend_item *item, int kind)
+{
+    switch (kind) {
+    case PIGPEN__V1__SECTION_KIND__SECTION_KIND_Q:
+        return (struct attend_section){&item->q, &item->q_bytes};
+    case PIGPEN__V1__SECTION_KIND__SECTION_KIND_SIGNATURES:
+        return (struct attend_section){&item->signatures, &item->signature_bytes};
+    case PIGPEN__V1__SECTION_KIND__SECTION_KIND_LOCAL:
+        return (struct attend_section){&item->local, &item->local_bytes};
+    default:
+        return (struct attend_section){NULL, NULL};
+    }
+}
+
 /* Errors of a section are the item's it names; a section that names no item is the message's. */
 static enum pp_status attend_sections(const Pigpen__V1__AttendRequest *request,
                                       const struct pp_payload_view *payload,
@@ -144,10 +164,10 @@ static enum pp_status attend_sections(const Pigpen__V1__AttendRequest *request,
                                     index, section->item, plan->item_count);
         }
         struct an_attend_item *item = &items[section->item];
-        bool is_q = section->kind == PIGPEN__V1__SECTION_KIND__SECTION_KIND_Q;
-        if (!is_q && section->kind != PIGPEN__V1__SECTION_KIND__SECTION_KIND_SIGNATURES) {
+        struct attend_section to = attend_target(item, (int)section->kind);
+        if (to.data == NULL) {
             (void)attend_item_refuse(plan, section->item, PP_INVALID_ARGUMENT,
-                                     "section is neither q nor signatures");
+                                     "section is neither q nor signatures nor local");
             continue;
         }
         const uint8_t *data = an_decode_section(section, payload);
@@ -156,18 +176,13 @@ static enum pp_status attend_sections(const Pigpen__V1__AttendRequest *request,
                                      "section passes the payload");
             continue;
         }
-        if ((is_q ? item->q : item->signatures) != NULL) {
+        if (*to.data != NULL) {
             (void)attend_item_refuse(plan, section->item, PP_INVALID_ARGUMENT,
                                      "two sections of one kind");
             continue;
         }
-        if (is_q) {
-            item->q = data;
-            item->q_bytes = section->bytes;
-        } else {
-            item->signatures = data;
-            item->signature_bytes = section->bytes;
-        }
+        *to.data = data;
+        *to.bytes = section->bytes;
     }
     return PP_OK;
 }

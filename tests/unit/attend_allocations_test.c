@@ -1,6 +1,7 @@
 /*
- * An attend takes nothing from the heap once a part is open and filled: exact, lsh, planned, with a
- * uniform sample, one q row and many, on one thread and on several.
+ * An attend takes nothing from the heap once a part is open and filled: exact, lsh, sketch,
+ * planned, with a uniform sample, to a target error, one q row and many, on one thread and on
+ * several.
  */
 #include "tests/unit/allocations.h"
 
@@ -18,7 +19,7 @@ static void the_counter_sees_what_is_taken(void **state)
 /* Attends of one part; the first of each kind may start the team's threads. */
 static void attend_and_count(uint32_t threads, const struct pp_estimator *estimator)
 {
-    static const enum pp_estimator_kind kinds[] = {PP_EXACT, PP_LSH, PP_ESTIMATOR_NONE};
+    const enum pp_estimator_kind kinds[] = {PP_EXACT, estimator->kind, PP_ESTIMATOR_NONE};
     struct fixture fixture = {.now_us = 1};
     struct an_exec_config config = fixture_config(&fixture);
     config.threads = threads;
@@ -50,7 +51,7 @@ static void attend_and_count(uint32_t threads, const struct pp_estimator *estima
                 allocations_count(false);
                 assert_int_equal(status, PP_OK);
                 assert_int_equal(atomic_load(&allocations), before);
-                bool named = kinds[kind] != PP_ESTIMATOR_NONE;
+                bool named = kinds[kind] != PP_ESTIMATOR_NONE && estimator->target_error == 0.0f;
                 assert_true(!named || item.used == kinds[kind]);
                 bool uniform = (item.flags & AN_ATTEND_UNIFORM) != 0;
                 assert_true(uniform == (item.used == PP_LSH && estimator->l < 3));
@@ -68,9 +69,12 @@ static void attends_take_nothing_from_the_heap_on_one_thread_and_on_three(void *
         {.kind = PP_LSH, .k = 6, .l = 24, .t = 2},
         {.kind = PP_LSH, .k = 5, .l = 40, .t = 3},
         {.kind = PP_LSH, .k = 16, .l = 2, .t = 2}, /* finds nothing: a uniform sample */
+        {.kind = PP_SKETCH, .bits = 2},
+        {.kind = PP_SKETCH, .bits = 2, .target_error = 0.5f},
+        {.kind = PP_SKETCH, .bits = 2, .target_error = 0.01f}, /* misses it: all rows */
     };
     for (uint32_t threads = 1; threads <= 3; threads += 2) {
-        for (uint32_t i = 0; i < 3; i++) {
+        for (uint32_t i = 0; i < sizeof(estimators) / sizeof(estimators[0]); i++) {
             attend_and_count(threads, &estimators[i]);
         }
     }

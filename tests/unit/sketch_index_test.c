@@ -325,6 +325,29 @@ static void replicas_draw_alike_and_other_seeds_otherwise(void **state)
     bed_deinit(&beds[1]);
 }
 
+static void a_larger_budget_keeps_what_a_smaller_one_drew(void **state)
+{
+    (void)state;
+    enum { ROWS = 4000, WORDS = (ROWS + 63) / 64 };
+    struct bed bed;
+    static struct sums sums;
+    uint64_t before[WORDS] = {0};
+    bed_init(&bed, 64, 2, 4, ROWS, 1.0f);
+    bed_build(&bed);
+    for (float share = 0.01f; share < 0.5f; share *= 1.7f) {
+        uint32_t rows = 0, lost = 0;
+        attend(&bed, 0, ROWS, share, 5, &sums);
+        for (uint32_t i = 0; i < WORDS; ++i) {
+            rows += (uint32_t)__builtin_popcountll(bed.bits[i]);
+            lost += (uint32_t)__builtin_popcountll(before[i] & ~bed.bits[i]);
+            before[i] = bed.bits[i];
+        }
+        assert_true(rows > 0);
+        assert_int_equal(lost, 0);
+    }
+    bed_deinit(&bed);
+}
+
 static void views_that_cut_a_segment_read_nothing_else(void **state)
 {
     (void)state;
@@ -514,6 +537,7 @@ int main(void)
         cmocka_unit_test(estimates_have_no_bias_and_their_errors_are_published),
         cmocka_unit_test(every_row_is_drawn_as_often_as_its_u_says_and_alone),
         cmocka_unit_test(replicas_draw_alike_and_other_seeds_otherwise),
+        cmocka_unit_test(a_larger_budget_keeps_what_a_smaller_one_drew),
         cmocka_unit_test(views_that_cut_a_segment_read_nothing_else),
         cmocka_unit_test(a_needle_of_any_head_is_always_read),
         cmocka_unit_test(rows_without_a_direction_harm_nobody),
