@@ -124,7 +124,8 @@ static enum pp_status one_layer(const struct decode_settings *settings,
                                 const struct pp_estimator *estimator, uint32_t layer,
                                 struct decode_times *times)
 {
-    struct gw_remote_attend attend = {.layer = layer,
+    struct gw_remote_attend attend = {.errors = true,
+                                      .layer = layer,
                                       .held_tokens = side.held_tokens,
                                       .q_rows = 1,
                                       .q = side.q,

@@ -31,9 +31,9 @@
 #define AN_LSH_VAR_FACTOR 2.56f
 /* A target error: what its estimate has to be below it, how often a sample is judged, and the share
  * of the indexed rows that is read at most when no budget says so. */
-#define AN_TARGET_MARGIN    1.5f
+#define AN_TARGET_MARGIN    1.1f
 #define AN_TARGET_STAGES    4u
-#define AN_TARGET_SHARE_MAX 0.25f
+#define AN_TARGET_SHARE_MAX 0.5f
 #define AN_TARGET_ROWS_MIN  128.0f /* of the first sample: fewer say little about its error */
 
 struct an_task {

@@ -25,6 +25,7 @@ struct eval {
     uint64_t seed;
     const char *json_path;
     const char *dump_path;
+    bool compare;
 
     struct gw_worker worker;
     struct gw_progress progress;
@@ -40,6 +41,45 @@ static const char eval_examples[] =
     "  gpu-worker eval --text /usr/share/common-licenses/GPL-3 --context 7000\n"
     "  gpu-worker eval --text /usr/share/common-licenses/GPL-3 \\\n"
     "      --nodes a=127.0.0.1:7450,b=127.0.0.1:7451 --estimators exact,lsh:k=10,l=150\n";
+
+static size_t eval_output_options(struct eval *eval, struct pp_option *table_out)
+{
+    const struct pp_option table[] = {
+        {.name = "compare",
+         .kind = PP_OPTION_BOOL,
+         .target = &eval->compare,
+         .group = "Text",
+         .default_text = "false",
+         .help =
+             "Every attend is asked a second time, exactly: how far answers are from exact, and "
+             "how often twice the error that they were published with covers it. Times then "
+             "contain both."},
+        {.name = "json",
+         .kind = PP_OPTION_TEXT,
+         .target = &eval->json_path,
+         .group = "Output",
+         .default_text = "",
+         .value_name = "PATH",
+         .help = "Append one JSON object a line and estimator."},
+        {.name = "dump-logits",
+         .kind = PP_OPTION_TEXT,
+         .target = &eval->dump_path,
+         .group = "Output",
+         .default_text = "",
+         .value_name = "PATH",
+         .help = "Write the exact reference's logits: f32, little-endian, [tokens][vocabulary]. "
+                 "--json then also carries the ids of the text."},
+        {.name = "quiet",
+         .kind = PP_OPTION_BOOL,
+         .target = &eval->worker_options.quiet,
+         .group = "Output",
+         .default_text = "false",
+         .short_name = 'q',
+         .help = "No progress on stderr."},
+    };
+    memcpy(table_out, table, sizeof(table));
+    return sizeof(table) / sizeof(table[0]);
+}
 
 static size_t eval_options(struct eval *eval, struct pp_option *table_out)
 {
@@ -79,35 +119,10 @@ static size_t eval_options(struct eval *eval, struct pp_option *table_out)
          .value_name = "N",
          .help = "Seed of the estimators' draws."},
     };
-    const struct pp_option output[] = {
-        {.name = "json",
-         .kind = PP_OPTION_TEXT,
-         .target = &eval->json_path,
-         .group = "Output",
-         .default_text = "",
-         .value_name = "PATH",
-         .help = "Append one JSON object a line and estimator."},
-        {.name = "dump-logits",
-         .kind = PP_OPTION_TEXT,
-         .target = &eval->dump_path,
-         .group = "Output",
-         .default_text = "",
-         .value_name = "PATH",
-         .help = "Write the exact reference's logits: f32, little-endian, [tokens][vocabulary]. "
-                 "--json then also carries the ids of the text."},
-        {.name = "quiet",
-         .kind = PP_OPTION_BOOL,
-         .target = &eval->worker_options.quiet,
-         .group = "Output",
-         .default_text = "false",
-         .short_name = 'q',
-         .help = "No progress on stderr."},
-    };
     size_t count = sizeof(own) / sizeof(own[0]);
     memcpy(table_out, own, sizeof(own));
     count += gw_worker_option_table(&eval->worker_options, table_out + count);
-    memcpy(table_out + count, output, sizeof(output));
-    return count + sizeof(output) / sizeof(output[0]);
+    return count + eval_output_options(eval, table_out + count);
 }
 
 /* Bytes of the first estimator of a list: up to a comma that no parameter follows. */
@@ -155,8 +170,11 @@ static enum pp_status eval_check(void *context)
         return status;
     }
     for (uint32_t i = 0; i < eval->estimator_count; i++) {
-        if (pp_estimators_sample(&eval->estimators[i].estimators) &&
-            eval->worker_options.nodes[0] == '\0') {
+        struct gw_eval_estimator *one = &eval->estimators[i];
+        if (pp_estimators_sample(&one->estimators)) {
+            PP_TRY(gw_worker_target(&eval->worker_options, &one->estimators, stderr));
+        }
+        if (pp_estimators_sample(&one->estimators) && eval->worker_options.nodes[0] == '\0') {
             fprintf(stderr, "--estimators: %s runs on attention nodes: name them with --nodes\n",
                     eval->estimators[i].text);
             return PP_INVALID_ARGUMENT;
@@ -220,6 +238,7 @@ static enum pp_status eval_report(struct eval *eval, const char *estimator,
            gw_statistics_share(run->steps.keys_read_q, run->steps.keys_held_q),
            gw_statistics_share(run->steps.keys_read, run->steps.keys_held),
            (double)run->steps.total_us * 1e-3 / rows);
+    gw_statistics_print_errors(gw_sequence_errors(eval->sequence), &run->steps, stdout);
     fflush(stdout);
     json_t *object = json_object();
     json_object_set_new(object, "program", json_string("eval"));
@@ -233,6 +252,7 @@ static enum pp_status eval_report(struct eval *eval, const char *estimator,
     json_object_set_new(object, "logit_error_max", json_real(run->score.logit_error_max));
     json_object_set_new(object, "prefill_s", json_real((double)eval->prefill_us * 1e-6));
     gw_statistics_steps(object, &run->steps);
+    gw_statistics_errors(object, gw_sequence_errors(eval->sequence), &run->steps);
     gw_statistics_held(object, &eval->worker, eval->sequence);
     if (eval->dump_path[0] != '\0') {
         json_t *ids = json_array();
@@ -262,6 +282,8 @@ static enum pp_status eval_open_sequence(struct eval *eval, uint32_t index)
                                           .worker_signatures =
                                               eval->worker_options.worker_signatures,
                                           .balance = eval->worker_options.sketch_balance,
+                                          .errors = eval->worker_options.errors,
+                                          .compare_exact = eval->compare,
                                           .dense_layers = eval->worker.dense_layers,
                                           .dense_layer_count = eval->worker.dense_layer_count,
                                           .hash_seed = eval->worker_options.hash_seed,

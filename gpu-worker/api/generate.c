@@ -174,7 +174,8 @@ static size_t generate_answer_options(struct generate *generate, struct pp_optio
          .help = "How nodes attend: sketch or sketch:bits=2,share=0.04 (bits a dimension, share "
                  "of the keys a kv head that are read, by default by the context's length; or "
                  "rows=N); lsh or lsh:k=10,l=150,t=2 (k bits a table, l tables, t of which must "
-                 "collide); exact. Layers with another one follow behind slashes, counted from 0: "
+                 "collide); exact. error=E names a relative error to be within. Layers with "
+                 "another one follow behind slashes, counted from 0: "
                  "lsh/0-3:exact/16:lsh:k=8,l=98,t=3."},
     };
     memcpy(table_out, table, sizeof(table));
@@ -233,6 +234,7 @@ static enum pp_status generate_check(void *context)
         fprintf(stderr, "--estimator: %s\n", error);
         return status;
     }
+    PP_TRY(gw_worker_target(&generate->worker_options, &generate->estimators, stderr));
     if (generate->prompt.prompt[0] == '\0' && generate->prompt.file[0] == '\0') {
         fprintf(stderr, "nothing to answer: give --prompt TEXT or --prompt-file PATH\n");
         return PP_INVALID_ARGUMENT;
@@ -306,6 +308,7 @@ static enum pp_status generate_open(struct generate *generate)
         .nodes_plan = generate->worker_options.nodes_plan,
         .worker_signatures = generate->worker_options.worker_signatures,
         .balance = generate->worker_options.sketch_balance,
+        .errors = generate->worker_options.errors,
         .dense_layers = generate->worker.dense_layers,
         .dense_layer_count = generate->worker.dense_layer_count,
         .hash_seed = generate->worker_options.hash_seed,
@@ -473,6 +476,7 @@ static void generate_figures(const struct generate *generate)
                 100.0 * gw_statistics_share(steps->keys_read, steps->keys_held));
     }
     fputc('\n', stderr);
+    gw_statistics_print_errors(gw_sequence_errors(generate->sequence), steps, stderr);
     bool wanted =
         generate->worker.remote != NULL || strcmp(generate->estimator_text, DEFAULT_ESTIMATOR) != 0;
     bool sample = pp_estimators_sample(&generate->estimators);
@@ -500,6 +504,7 @@ static enum pp_status generate_report(struct generate *generate)
     json_object_set_new(object, "loaded_tokens", json_integer((json_int_t)generate->shared));
     json_object_set_new(object, "save_s", json_real((double)generate->save_us * 1e-6));
     gw_statistics_steps(object, &generate->steps);
+    gw_statistics_errors(object, gw_sequence_errors(generate->sequence), &generate->steps);
     gw_statistics_held(object, &generate->worker, generate->sequence);
     json_object_set_new(object, "answer", json_stringn(answer, generate->answer_bytes));
     return gw_statistics_write(object, generate->json_path, stderr);

@@ -42,6 +42,88 @@ void gw_statistics_steps(json_t *object, const struct gw_step_stats *steps)
     (void)json_object_set_new(object, "estimator_used", json_boolean(steps->attends_estimated > 0));
 }
 
+/* The mean, p95 and worst layer and head of errors; false when there are none but zeros. */
+static bool statistics_summary(const struct gw_errors *errors, struct gw_error_summary *all,
+                               struct gw_error_summary *worst, uint32_t *layer, uint32_t *head)
+{
+    if (errors == NULL || !gw_errors_worst(errors, layer, head)) {
+        return false;
+    }
+    *all = gw_errors_summary(errors, GW_ERRORS_ALL, GW_ERRORS_ALL);
+    *worst = gw_errors_summary(errors, *layer, *head);
+    return all->mean > 0.0;
+}
+
+void gw_statistics_errors(json_t *object, const struct gw_errors *errors,
+                          const struct gw_step_stats *steps)
+{
+    struct gw_error_summary all, worst;
+    uint32_t layer, head;
+    if (statistics_summary(errors, &all, &worst, &layer, &head)) {
+        json_t *own = json_object(), *means = json_array(), *p95s = json_array();
+        for (uint32_t i = 0; i < gw_errors_layers(errors); i++) {
+            struct gw_error_summary one = gw_errors_summary(errors, i, GW_ERRORS_ALL);
+            json_array_append_new(means, json_real(one.mean));
+            json_array_append_new(p95s, json_real(one.p95));
+        }
+        statistics_real(own, "mean", all.mean);
+        statistics_real(own, "p95", all.p95);
+        statistics_integer(own, "worst_layer", layer);
+        statistics_integer(own, "worst_head", head);
+        statistics_real(own, "worst_mean", worst.mean);
+        statistics_integer(own, "empty_samples", steps->attends_empty);
+        statistics_integer(own, "uniform_samples", steps->attends_uniform);
+        statistics_integer(own, "target_missed", steps->attends_missed);
+        json_object_set_new(own, "layer_mean", means);
+        json_object_set_new(own, "layer_p95", p95s);
+        json_object_set_new(object, "errors", own);
+    }
+    if (steps->errors > 0) {
+        statistics_real(object, "error_nodes_mean", steps->error_sum / (double)steps->errors);
+        statistics_real(object, "error_mean", steps->merged_error_sum / (double)steps->errors);
+        statistics_real(object, "within_target",
+                        gw_statistics_share(steps->errors_within, steps->errors));
+    }
+    if (steps->errors_estimated > 0) {
+        statistics_real(object, "error_published_mean",
+                        steps->published_sum / (double)steps->errors_estimated);
+        statistics_real(object, "coverage",
+                        gw_statistics_share(steps->errors_covered, steps->errors_estimated));
+    }
+}
+
+void gw_statistics_print_errors(const struct gw_errors *errors, const struct gw_step_stats *steps,
+                                FILE *out)
+{
+    struct gw_error_summary all, worst;
+    uint32_t layer, head;
+    if (statistics_summary(errors, &all, &worst, &layer, &head)) {
+        fprintf(out,
+                "  estimated relative error: mean %.4f, p95 %.4f; largest in layer %u, head %u: "
+                "mean %.4f",
+                all.mean, all.p95, layer, head, worst.mean);
+        if (steps->attends_empty > 0) {
+            fprintf(out, "; empty samples in %llu attends",
+                    (unsigned long long)steps->attends_empty);
+        }
+        if (steps->attends_missed > 0) {
+            fprintf(out, "; %llu of %llu attends read all for some heads to meet the target",
+                    (unsigned long long)steps->attends_missed, (unsigned long long)steps->attends);
+        }
+        fputc('\n', out);
+    }
+    if (steps->errors > 0) {
+        fprintf(out,
+                "  against exact answers: error %.4f (nodes' own %.4f), within the target %.4f; of "
+                "%llu estimates twice covers %.4f\n",
+                steps->merged_error_sum / (double)steps->errors,
+                steps->error_sum / (double)steps->errors,
+                gw_statistics_share(steps->errors_within, steps->errors),
+                (unsigned long long)steps->errors_estimated,
+                gw_statistics_share(steps->errors_covered, steps->errors_estimated));
+    }
+}
+
 void gw_statistics_held(json_t *object, const struct gw_worker *worker,
                         struct gw_sequence *sequence)
 {

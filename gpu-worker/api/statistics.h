@@ -15,6 +15,16 @@ double gw_statistics_share(uint64_t read, uint64_t held);
 /* ms_per_token, device_ms, node_ms, network_ms, wait_ms, rows_share (distinct, a kv head),
  * rows_share_q_head, keys_*, estimator_used. */
 void gw_statistics_steps(json_t *object, const struct gw_step_stats *steps);
+/* "errors": {mean, p95, layer_mean: [], layer_p95: [], worst_layer, worst_head, worst_mean,
+ * empty_samples, uniform_samples, target_missed} of what nodes estimate of their merged answers;
+ * and what a comparison with exact answers gave: error_mean (merged),
+ * error_nodes_mean, error_published_mean, coverage,
+ * within_target. errors NULL, or without a count: nothing. */
+void gw_statistics_errors(json_t *object, const struct gw_errors *errors,
+                          const struct gw_step_stats *steps);
+/* The same for people, a line or two. */
+void gw_statistics_print_errors(const struct gw_errors *errors, const struct gw_step_stats *steps,
+                                FILE *out);
 /* tokens_held: {node: tokens}, tokens_left. */
 void gw_statistics_held(json_t *object, const struct gw_worker *worker,
                         struct gw_sequence *sequence);

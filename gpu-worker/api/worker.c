@@ -112,6 +112,30 @@ static size_t worker_node_time_options(struct gw_worker_options *options,
     return sizeof(table) / sizeof(table[0]);
 }
 
+static size_t worker_error_options(struct gw_worker_options *options, struct pp_option *table_out)
+{
+    const struct pp_option table[] = {
+        {.name = "target-error",
+         .kind = PP_OPTION_DOUBLE,
+         .target = &options->target_error,
+         .group = "Attention nodes",
+         .default_text = "0",
+         .value_name = "E",
+         .number_max = 1.0,
+         .help = "Relative error that every answer of a node is to be within, 0.1 for instance: "
+                 "sketch reads as many keys as that takes, and what misses it is attended exactly. "
+                 "0: none."},
+        {.name = "errors",
+         .kind = PP_OPTION_BOOL,
+         .target = &options->errors,
+         .group = "Attention nodes",
+         .default_text = "true",
+         .help = "Nodes say how far off their answers may be; reported by layer."},
+    };
+    memcpy(table_out, table, sizeof(table));
+    return sizeof(table) / sizeof(table[0]);
+}
+
 static size_t worker_tls_options(struct gw_worker_options *options, struct pp_option *table_out)
 {
     const struct pp_option table[] = {
@@ -214,6 +238,7 @@ size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_optio
 {
     size_t count = worker_node_options(options, table_out);
     count += worker_node_time_options(options, table_out + count);
+    count += worker_error_options(options, table_out + count);
     count += worker_tls_options(options, table_out + count);
     count += worker_model_options(options, table_out + count);
     PP_ASSERT(count <= GW_WORKER_OPTIONS_MAX);
@@ -232,6 +257,30 @@ enum pp_status gw_worker_options_check(const struct gw_worker_options *options, 
         return PP_INVALID_ARGUMENT;
     }
     return gw_nodes_parse(options->nodes, errors, nodes, &count);
+}
+
+static void worker_target_one(double target, struct pp_estimator *estimator)
+{
+    if (estimator->kind != PP_EXACT && estimator->target_error == 0.0f) {
+        estimator->target_error = (float)target;
+    }
+}
+
+enum pp_status gw_worker_target(const struct gw_worker_options *options,
+                                struct pp_estimators *estimators, FILE *errors)
+{
+    if (options->target_error == 0.0) {
+        return PP_OK;
+    }
+    if (!pp_estimators_sample(estimators)) {
+        fprintf(errors, "--target-error: exact has no error; name lsh or sketch\n");
+        return PP_INVALID_ARGUMENT;
+    }
+    worker_target_one(options->target_error, &estimators->common);
+    for (uint32_t i = 0; i < estimators->range_count; i++) {
+        worker_target_one(options->target_error, &estimators->ranges[i].estimator);
+    }
+    return PP_OK;
 }
 
 enum pp_status gw_layers_parse(const char *text, uint32_t layers, FILE *errors,

@@ -35,6 +35,8 @@ struct gw_worker_options {
     bool nodes_plan;
     bool worker_signatures;
     bool sketch_balance;
+    bool errors;         /* nodes say how far off their answers may be */
+    double target_error; /* of an estimator that names none; 0: none */
     int log_level;
     bool quiet; /* no progress on stderr */
     /* PEM files and a name; "" or NULL: none. Without an authority: plain text. */
@@ -68,6 +70,11 @@ struct gw_worker {
 PP_MUST_USE enum pp_status gw_worker_open(struct gw_worker *worker,
                                           const struct gw_worker_options *options, FILE *errors);
 void gw_worker_close(struct gw_worker *worker);
+
+/* Gives --target-error to the estimators that sample and name none themselves. PP_INVALID_ARGUMENT
+ * with a line on errors when none samples. */
+PP_MUST_USE enum pp_status gw_worker_target(const struct gw_worker_options *options,
+                                            struct pp_estimators *estimators, FILE *errors);
 
 /* "0,16" to layers below `layers`, ascending. PP_INVALID_ARGUMENT with a line on errors. */
 PP_MUST_USE enum pp_status gw_layers_parse(const char *text, uint32_t layers, FILE *errors,

@@ -20,7 +20,7 @@ struct engine_buffer {
     uint64_t count;
 };
 
-#define ENGINE_BUFFERS 15u
+#define ENGINE_BUFFERS 19u
 
 static void engine_buffers(struct gw_engine *engine, struct engine_buffer *buffers)
 {
@@ -44,14 +44,18 @@ static void engine_buffers(struct gw_engine *engine, struct engine_buffer *buffe
         {&engine->sent_q, q_width},
         {&engine->answer_o, q_width},
         {&engine->answer_lse, heads->q_heads},
+        {&engine->answer_var, heads->q_heads},
+        {&engine->answer_lse_var, heads->q_heads},
+        {&engine->local_o, q_width},
+        {&engine->local_lse, heads->q_heads},
     };
     memcpy(buffers, all, sizeof(all));
 }
 
-/* The last three are the host's. */
+/* The last seven are the host's. */
 static bool engine_buffer_on_host(uint32_t index)
 {
-    return index >= ENGINE_BUFFERS - 3;
+    return index >= ENGINE_BUFFERS - 7;
 }
 
 static enum pp_status engine_take_buffers(struct gw_engine *engine)

@@ -24,6 +24,7 @@
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "gpu-worker/device/device.h"
+#include "gpu-worker/engine/errors.h"
 #include "gpu-worker/model/gguf.h"
 #include "gpu-worker/remote/remote.h"
 
@@ -87,6 +88,9 @@ struct gw_sequence_options {
     /* Nodes are asked a second time, exactly, and the step's stats say how far the answers were
      * apart. For measuring: the second answer is used for nothing else, and times contain it. */
     bool compare_exact;
+    /* Nodes say how far off their answers may be, and the merged error is counted
+     * (gw_sequence_errors) where the estimator is not exact. */
+    bool errors;
 };
 
 /* PP_OUT_OF_RANGE when tokens_expected is above tokens_max; PP_MEMORY; errors of nodes. */
@@ -164,6 +168,14 @@ struct gw_step_stats {
      * same held tokens, summed over layers and q heads where the asked estimator was used. */
     double error_sum;
     uint64_t errors; /* how many it sums */
+    /* The same of answers merged with what was attended here; how many of these are within the
+     * estimator's target; and, with `errors`, how many have an estimate that is not zero, what it
+     * sums to, and how many are at most twice off what it says. */
+    double merged_error_sum;
+    uint64_t errors_within, errors_estimated, errors_covered;
+    double published_sum;
+    /* Attends with such a flag of an answer, of any part. */
+    uint64_t attends_empty, attends_uniform, attends_missed;
 };
 void gw_step_stats_add(struct gw_step_stats *sum, const struct gw_step_stats *step);
 
@@ -174,6 +186,8 @@ PP_MUST_USE enum pp_status gw_sequence_step(struct gw_sequence *sequence, uint32
 uint64_t gw_sequence_length(const struct gw_sequence *sequence);
 /* Tokens of it that have left the worker for the nodes. */
 uint64_t gw_sequence_left(const struct gw_sequence *sequence);
+/* Errors of its answers, merged with what was attended here; NULL: not asked for. */
+const struct gw_errors *gw_sequence_errors(const struct gw_sequence *sequence);
 /* What the nodes said when a call failed; "" when nothing. */
 const char *gw_sequence_error(const struct gw_sequence *sequence);
 /* Held tokens a node, [node count of the remote]. */

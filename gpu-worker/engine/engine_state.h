@@ -42,6 +42,8 @@ struct gw_engine {
     float *node_o, *node_lse; /* [q heads][dim], [q heads] */
     /* The host's side of an attend. */
     float *sent_q, *answer_o, *answer_lse;
+    float *answer_var, *answer_lse_var; /* [q heads] */
+    float *local_o, *local_lse;         /* what was attended here */
 };
 
 /* K/V of a layer that is here: the sink, then tokens PP_SINK_TOKENS + dropped onwards. */
@@ -73,6 +75,7 @@ struct gw_sequence {
     struct gw_sequence_layer *layers;
     struct gw_mark mark;
     float *exact_o, *exact_lse; /* [q heads][dim], [q heads] on the host; NULL: not compared */
+    struct gw_errors *errors;   /* NULL: not asked for */
     bool broken;
 };
 
@@ -109,6 +112,23 @@ void gw_balance_clear(struct gw_balance *balance, const struct gw_heads *heads);
 /* Fills values from q_squares of the prompt and count > 0 rows of k. */
 PP_MUST_USE enum pp_status gw_balance_measure(struct gw_engine *engine, struct gw_balance *balance,
                                               const void *k, uint64_t count);
+
+/* The target error of a layer's attends; 0: none. */
+static inline double gw_sequence_target(const struct gw_sequence *sequence, uint32_t layer)
+{
+    bool own = sequence->estimator.kind == PP_ESTIMATOR_NONE;
+    return (double)(own ? gw_remote_estimator(sequence->remote, layer)->target_error
+                        : sequence->estimator.target_error);
+}
+
+/* What a step learns of errors: gpu-worker/engine/step_errors.c. Copies what was attended here to
+ * local_o and local_lse. */
+PP_MUST_USE enum pp_status gw_step_take_local(struct gw_engine *engine);
+/* Counts the errors of a layer's answer merged with local_*. */
+void gw_step_count_errors(struct gw_sequence *sequence, uint32_t layer);
+/* Asks for the attend that was just answered once more, exactly, and compares. */
+PP_MUST_USE enum pp_status gw_step_compare(struct gw_sequence *sequence, uint32_t layer,
+                                           uint64_t held, struct gw_step_stats *stats);
 
 /* h += FFN(norm(h)) and the output projection before it, for rows of x. */
 enum pp_status gw_engine_finish_layer(struct gw_engine *engine, const struct gw_layer *layer,

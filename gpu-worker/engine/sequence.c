@@ -87,6 +87,9 @@ enum pp_status gw_sequence_open(struct gw_engine *engine, const struct gw_sequen
     if (status == PP_OK && options->compare_exact) {
         status = sequence_take_exact(sequence);
     }
+    if (status == PP_OK && options->errors && options->remote != NULL) {
+        status = gw_errors_new(engine->info.shape.layers, heads->q_heads, &sequence->errors);
+    }
     if (status == PP_OK && options->remote != NULL) {
         status = sequence_open_remote(sequence, options);
     }
@@ -108,6 +111,7 @@ void gw_sequence_close(struct gw_sequence *sequence)
     }
     gw_mark_deinit(sequence);
     sequence_free_layers(sequence);
+    gw_errors_destroy(sequence->errors);
     free(sequence->exact_lse);
     free(sequence->exact_o);
     free(sequence);
@@ -122,6 +126,14 @@ uint64_t gw_sequence_leaving(const struct gw_sequence *sequence, uint64_t count)
 void gw_sequence_use(struct gw_sequence *sequence, const struct pp_estimator *estimator)
 {
     sequence->estimator = *estimator;
+    if (sequence->errors != NULL) {
+        gw_errors_clear(sequence->errors);
+    }
+}
+
+const struct gw_errors *gw_sequence_errors(const struct gw_sequence *sequence)
+{
+    return sequence->errors;
 }
 
 static enum pp_status sequence_hand_over(struct gw_sequence *sequence)

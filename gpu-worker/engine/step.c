@@ -5,8 +5,6 @@
  * nodes are not asked for is attended here. On the walk: its start and its end. It refuses to know
  * how an attend travels.
  */
-#include <math.h>
-
 #include "common/base/log.h"
 #include "common/base/rng.h"
 #include "gpu-worker/engine/engine_state.h"
@@ -28,6 +26,14 @@ void gw_step_stats_add(struct gw_step_stats *sum, const struct gw_step_stats *st
     sum->keys_local += step->keys_local;
     sum->error_sum += step->error_sum;
     sum->errors += step->errors;
+    sum->errors_within += step->errors_within;
+    sum->errors_estimated += step->errors_estimated;
+    sum->errors_covered += step->errors_covered;
+    sum->published_sum += step->published_sum;
+    sum->merged_error_sum += step->merged_error_sum;
+    sum->attends_empty += step->attends_empty;
+    sum->attends_uniform += step->attends_uniform;
+    sum->attends_missed += step->attends_missed;
 }
 
 static enum pp_status step_ask(struct gw_sequence *sequence, uint32_t layer, uint64_t held,
@@ -35,6 +41,7 @@ static enum pp_status step_ask(struct gw_sequence *sequence, uint32_t layer, uin
 {
     struct gw_engine *engine = sequence->engine;
     const struct gw_device_ops *ops = engine->device->ops;
+    bool local = gw_sequence_target(sequence, layer) > 0.0;
     uint64_t bytes = sizeof(float) * engine->heads.q_heads * engine->heads.head_dim;
     PP_TRY(ops->copy_out(engine->device, engine->stream, engine->sent_q, engine->q, bytes));
     PP_TRY(ops->synchronize(engine->device, engine->stream));
@@ -43,42 +50,11 @@ static enum pp_status step_ask(struct gw_sequence *sequence, uint32_t layer, uin
                                       .q_rows = 1,
                                       .q = engine->sent_q,
                                       .seeds = seed,
-                                      .estimator = sequence->estimator};
+                                      .estimator = sequence->estimator,
+                                      .local_o = local ? engine->local_o : NULL,
+                                      .local_lse = local ? engine->local_lse : NULL,
+                                      .errors = sequence->errors != NULL};
     return gw_remote_attend_begin(sequence->remote, &attend);
-}
-
-/* |o' - o| / |o| of one head; 0 where both are the same, zeros too. */
-static double step_error(const float *o, const float *exact, uint32_t dim)
-{
-    double apart = 0, length = 0;
-    for (uint32_t i = 0; i < dim; i++) {
-        double difference = (double)o[i] - (double)exact[i];
-        apart += difference * difference;
-        length += (double)exact[i] * (double)exact[i];
-    }
-    return apart == 0 ? 0 : sqrt(apart / length);
-}
-
-/* The attend that was just answered once more, exactly: same layer, q and held tokens. */
-static enum pp_status step_compare(struct gw_sequence *sequence, uint32_t layer, uint64_t held,
-                                   struct gw_step_stats *stats)
-{
-    const struct gw_engine *engine = sequence->engine;
-    const struct gw_heads *heads = &engine->heads;
-    struct gw_remote_answer exact = {.o = sequence->exact_o, .lse = sequence->exact_lse};
-    struct gw_remote_attend attend = {.layer = layer,
-                                      .held_tokens = held,
-                                      .q_rows = 1,
-                                      .q = engine->sent_q,
-                                      .estimator = {.kind = PP_EXACT}};
-    PP_TRY(gw_remote_attend_begin(sequence->remote, &attend));
-    PP_TRY(gw_remote_attend_wait(sequence->remote, &exact));
-    for (uint32_t head = 0; head < heads->q_heads; head++) {
-        uint64_t at = (uint64_t)head * heads->head_dim;
-        stats->error_sum += step_error(engine->answer_o + at, exact.o + at, heads->head_dim);
-    }
-    stats->errors += heads->q_heads;
-    return PP_OK;
 }
 
 /* Waits for the nodes and merges their partial into the local one. */
@@ -88,7 +64,10 @@ static enum pp_status step_answer(struct gw_sequence *sequence, uint32_t layer, 
     struct gw_engine *engine = sequence->engine;
     const struct gw_device_ops *ops = engine->device->ops;
     const struct gw_heads *heads = &engine->heads;
-    struct gw_remote_answer answer = {.o = engine->answer_o, .lse = engine->answer_lse};
+    struct gw_remote_answer answer = {.o = engine->answer_o,
+                                      .lse = engine->answer_lse,
+                                      .var = engine->answer_var,
+                                      .lse_var = engine->answer_lse_var};
     uint64_t begin_us = pp_clock_now_us(&engine->clock);
     enum pp_status status = gw_remote_attend_wait(sequence->remote, &answer);
     stats->wait_us += pp_clock_now_us(&engine->clock) - begin_us;
@@ -102,8 +81,19 @@ static enum pp_status step_answer(struct gw_sequence *sequence, uint32_t layer, 
     stats->keys_held += answer.keys_held;
     stats->keys_read_q += answer.keys_read_q;
     stats->keys_held_q += answer.keys_held_q;
-    if (sequence->exact_o != NULL && answer.estimator_used) {
-        PP_TRY(step_compare(sequence, layer, held, stats));
+    stats->attends_empty += (answer.flags & GW_ANSWER_EMPTY_SAMPLE) != 0 ? 1 : 0;
+    stats->attends_uniform += (answer.flags & GW_ANSWER_UNIFORM) != 0 ? 1 : 0;
+    stats->attends_missed += (answer.flags & GW_ANSWER_TARGET_MISSED) != 0 ? 1 : 0;
+    bool known = gw_sequence_target(sequence, layer) > 0.0; /* local_* is filled */
+    if (!known && (sequence->errors != NULL || sequence->exact_o != NULL)) {
+        PP_TRY(gw_step_take_local(engine));
+    }
+    if (sequence->errors != NULL) {
+        gw_step_count_errors(sequence, layer);
+    }
+    bool estimated = answer.estimator_used || (answer.flags & GW_ANSWER_TARGET_MISSED) != 0;
+    if (sequence->exact_o != NULL && estimated) {
+        PP_TRY(gw_step_compare(sequence, layer, held, stats));
     }
     uint64_t lse_bytes = sizeof(float) * heads->q_heads;
     PP_TRY(ops->copy_in(engine->device, engine->stream, engine->node_o, engine->answer_o,
@@ -154,10 +144,16 @@ static enum pp_status step_layer(struct gw_sequence *sequence, uint32_t index, c
                       (unsigned long long)sequence->dropped);
         return PP_SHORT_PART;
     }
+    /* A target is for the whole answer: then the nodes are told what is attended here. */
+    bool first = held > 0 && gw_sequence_target(sequence, index) > 0.0;
+    if (first) {
+        PP_TRY(step_local(sequence, index, held, stats));
+        PP_TRY(gw_step_take_local(engine));
+    }
     if (held > 0) {
         PP_TRY(step_ask(sequence, index, held, seed));
     }
-    enum pp_status status = step_local(sequence, index, held, stats);
+    enum pp_status status = first ? PP_OK : step_local(sequence, index, held, stats);
     if (held > 0) {
         status = step_answer(sequence, index, held, status, stats);
     }

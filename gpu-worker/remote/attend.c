@@ -119,6 +119,7 @@ static void take_statistics(struct gw_remote_sequence *sequence, struct gw_remot
     answer->keys_read = answer->keys_held = answer->node_us = 0;
     answer->keys_read_q = answer->keys_held_q = 0;
     answer->estimator_used = false;
+    answer->flags = 0;
     for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
         const struct gw_dispatch *dispatch = &sequence->sets[i].dispatch;
         if (dispatch->held_tokens == 0) {
@@ -133,6 +134,7 @@ static void take_statistics(struct gw_remote_sequence *sequence, struct gw_remot
         answer->keys_held_q += dispatch->held_tokens * heads;
         answer->node_us = dispatch->node_us > answer->node_us ? dispatch->node_us : answer->node_us;
         last_us = dispatch->answered_us > last_us ? dispatch->answered_us : last_us;
+        answer->flags |= dispatch->flags;
         answer->estimator_used = answer->estimator_used || dispatch->used == dispatch->asked;
     }
     uint64_t took_us = last_us - sequence->attend_begun_us;

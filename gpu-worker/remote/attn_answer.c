@@ -53,6 +53,32 @@ static bool all_at_least_zero(const float *values, uint64_t count)
     return true;
 }
 
+/* What nodes think of their answers; zeros where it was not asked for. */
+static const char *take_errors(struct gw_dispatch *dispatch,
+                               const Pigpen__V1__AttendResponse *answer,
+                               const struct pp_payload_view *payload)
+{
+    uint64_t heads = (uint64_t)dispatch->q_rows * dispatch->q_heads;
+    if (!dispatch->errors) {
+        memset(dispatch->var, 0, heads * sizeof(float));
+        memset(dispatch->lse_var, 0, heads * sizeof(float));
+        memset(dispatch->keys_read_head, 0, heads * sizeof(uint32_t));
+        return NULL;
+    }
+    if (!take_section(answer, payload, PIGPEN__V1__SECTION_KIND__SECTION_KIND_VAR,
+                      heads * sizeof(float), dispatch->var) ||
+        !take_section(answer, payload, PIGPEN__V1__SECTION_KIND__SECTION_KIND_LSE_VAR,
+                      heads * sizeof(float), dispatch->lse_var) ||
+        !take_section(answer, payload, PIGPEN__V1__SECTION_KIND__SECTION_KIND_KEYS_READ,
+                      heads * sizeof(uint32_t), dispatch->keys_read_head)) {
+        return "the error sections are missing or of another length";
+    }
+    if (!all_at_least_zero(dispatch->var, heads) || !all_at_least_zero(dispatch->lse_var, heads)) {
+        return "an error estimate that is negative or not finite";
+    }
+    return NULL;
+}
+
 static const char *take_sections(struct gw_dispatch *dispatch,
                                  const Pigpen__V1__AttendResponse *answer,
                                  const struct pp_payload_view *payload)
@@ -67,22 +93,11 @@ static const char *take_sections(struct gw_dispatch *dispatch,
                       heads * sizeof(float), dispatch->lse)) {
         return "the log-sum-exps are missing or of another length";
     }
-    if (!take_section(answer, payload, PIGPEN__V1__SECTION_KIND__SECTION_KIND_VAR,
-                      heads * sizeof(float), dispatch->var) ||
-        !take_section(answer, payload, PIGPEN__V1__SECTION_KIND__SECTION_KIND_LSE_VAR,
-                      heads * sizeof(float), dispatch->lse_var) ||
-        !take_section(answer, payload, PIGPEN__V1__SECTION_KIND__SECTION_KIND_KEYS_READ,
-                      heads * sizeof(uint32_t), dispatch->keys_read_head)) {
-        return "the error sections are missing or of another length";
-    }
     /* Something was asked, so the empty partial (lse = -inf) is no answer either. */
     if (!all_finite(dispatch->o, values) || !all_finite(dispatch->lse, heads)) {
         return "a value that is not finite";
     }
-    if (!all_at_least_zero(dispatch->var, heads) || !all_at_least_zero(dispatch->lse_var, heads)) {
-        return "an error estimate that is negative or not finite";
-    }
-    return NULL;
+    return take_errors(dispatch, answer, payload);
 }
 
 static const char *check_status(const Pigpen__V1__Status *status, enum pp_status *status_out)
@@ -137,6 +152,7 @@ const char *gw_attn_client_take(struct gw_part *part, const Pigpen__V1__AttendRe
     }
     dispatch->keys_read = result->keys_read;
     dispatch->node_us = answer->node_us;
+    dispatch->flags = result->flags;
     dispatch->used = (enum pp_estimator_kind)result->estimator;
     return NULL;
 }

@@ -32,11 +32,12 @@ enum pp_status gw_dispatch_reserve(struct gw_dispatch *dispatch, uint32_t q_rows
         uint32_t l = sequence->estimators.ranges[i].estimator.l;
         tables = l > tables ? l : tables;
     }
+    uint64_t local = row + heads * sizeof(float);
     uint64_t codes = heads * tables * sizeof(uint16_t);
     gw_dispatch_deinit(dispatch);
     bool requests = true;
     for (uint32_t i = 0; i < GW_REQUESTS; ++i) {
-        dispatch->requests[i] = gw_buffer_new(row + codes);
+        dispatch->requests[i] = gw_buffer_new(row + local + codes);
         requests = requests && dispatch->requests[i] != NULL;
     }
     dispatch->o = malloc(row);
@@ -89,7 +90,25 @@ static enum pp_status take_request(struct gw_dispatch *dispatch)
     return PP_DEADLINE_EXCEEDED;
 }
 
-/* The part's q heads of every row, then their signatures when with_codes. */
+/* o and lse of what the asker attends itself, of the part's heads of every row, head by head. */
+static uint8_t *pack_local(const struct gw_dispatch *dispatch,
+                           const struct gw_remote_attend *attend, uint32_t head_begin, uint8_t *out)
+{
+    uint32_t q_heads = dispatch->set->sequence->config.shape.q_heads;
+    uint64_t bytes = dispatch->head_dim * sizeof(float);
+    for (uint32_t row = 0; row < attend->q_rows && attend->local_o != NULL; ++row) {
+        for (uint32_t head = 0; head < dispatch->q_heads; ++head) {
+            uint64_t at = (uint64_t)row * q_heads + head_begin + head;
+            memcpy(out, attend->local_o + at * dispatch->head_dim, bytes);
+            memcpy(out + bytes, attend->local_lse + at, sizeof(float));
+            out += bytes + sizeof(float);
+        }
+    }
+    return out;
+}
+
+/* The part's q heads of every row, then what is known of them here, then their signatures when
+ * with_codes. */
 static void pack_payload(struct gw_dispatch *dispatch, const struct gw_remote_attend *attend,
                          bool with_codes)
 {
@@ -105,6 +124,7 @@ static void pack_payload(struct gw_dispatch *dispatch, const struct gw_remote_at
         memcpy(out, q, row_bytes);
         out += row_bytes;
     }
+    out = pack_local(dispatch, attend, head_begin, out);
     if (with_codes) {
         const float *q = (const float *)(const void *)dispatch->sending->data;
         const struct pp_hash *hash = gw_remote_hash(sequence, attend->layer);
@@ -148,13 +168,25 @@ static enum pp_status pack_header(struct gw_part *part, const struct gw_dispatch
     Pigpen__V1__AttendItem item = PIGPEN__V1__ATTEND_ITEM__INIT, *items[1] = {&item};
     Pigpen__V1__Estimator estimator = PIGPEN__V1__ESTIMATOR__INIT;
     Pigpen__V1__Section q = PIGPEN__V1__SECTION__INIT, codes = PIGPEN__V1__SECTION__INIT;
-    Pigpen__V1__Section *sections[2] = {&q, &codes};
+    Pigpen__V1__Section local = PIGPEN__V1__SECTION__INIT, *sections[3] = {&q};
     uint64_t seeds[PP_ATTEND_ROWS_MAX];
     q.kind = PIGPEN__V1__SECTION_KIND__SECTION_KIND_Q;
     q.bytes = (uint64_t)attend->q_rows * dispatch->q_heads * dispatch->head_dim * sizeof(float);
     codes.kind = PIGPEN__V1__SECTION_KIND__SECTION_KIND_SIGNATURES;
-    codes.offset = q.bytes;
-    codes.bytes = dispatch->payload_bytes - q.bytes;
+    local.kind = PIGPEN__V1__SECTION_KIND__SECTION_KIND_LOCAL;
+    local.offset = q.bytes;
+    local.bytes = attend->local_o == NULL
+                      ? 0
+                      : q.bytes + (uint64_t)attend->q_rows * dispatch->q_heads * sizeof(float);
+    codes.offset = q.bytes + local.bytes;
+    codes.bytes = dispatch->payload_bytes - codes.offset;
+    request.n_sections = 1;
+    if (attend->local_o != NULL) {
+        sections[request.n_sections++] = &local;
+    }
+    if (with_codes) {
+        sections[request.n_sections++] = &codes;
+    }
     item.handle = part->handle;
     item.generation = sequence->generation;
     item.held_tokens = dispatch->held_tokens;
@@ -181,10 +213,9 @@ static enum pp_status pack_header(struct gw_part *part, const struct gw_dispatch
     request.timeout_us = sequence->remote->config.attend_timeout_us;
     request.q_dtype = PIGPEN__V1__DTYPE__DTYPE_F32;
     request.o_dtype = PIGPEN__V1__DTYPE__DTYPE_F32;
-    request.want_errors = true;
+    request.want_errors = attend->errors;
     request.n_items = 1;
     request.items = items;
-    request.n_sections = with_codes ? 2 : 1;
     request.sections = sections;
     size_t bytes = 0;
     PP_TRY(pp_codec_pack(&request.base, dispatch->payload_bytes, part->ask.header,
@@ -206,6 +237,7 @@ enum pp_status gw_dispatch_prepare(struct gw_dispatch *dispatch,
     dispatch->q_rows = attend->q_rows;
     dispatch->held_tokens = held_tokens;
     dispatch->asked = exact_apart ? PP_ESTIMATOR_NONE : named ? attend->estimator.kind : own->kind;
+    dispatch->errors = attend->errors;
     pack_payload(dispatch, attend, sends_codes(sequence, attend));
     return PP_OK;
 }

@@ -81,6 +81,7 @@ struct gw_dispatch {
     uint32_t layer, q_rows, q_heads, head_dim, kv_heads;
     uint64_t held_tokens;
     enum pp_estimator_kind asked; /* NONE: nothing that could count as used */
+    bool errors;                  /* asked for */
     /* [engine] The q rows; several, as senders may still hold some. */
     struct gw_buffer *requests[GW_REQUESTS];
     struct gw_buffer *sending;
@@ -90,6 +91,7 @@ struct gw_dispatch {
     uint32_t *keys_read_head;
     uint32_t rows_capacity;
     uint64_t keys_read, node_us, answered_us;
+    uint32_t flags;
     enum pp_estimator_kind used;
 };
 

@@ -174,11 +174,19 @@ struct gw_remote_attend {
     const float *q;
     const uint64_t *seeds;
     struct pp_estimator estimator; /* kind NONE: the layer's */
+    /* With a target error: what is attended here, [q row][q head][dim] and [q row][q head]; the
+     * target is for the answer merged with it. NULL: nothing. */
+    const float *local_o, *local_lse;
+    bool errors; /* nodes send their error estimates and the keys a head read */
 };
+/* Flags of an answer, of any part: as AttendResult of the wire says. */
+#define GW_ANSWER_EMPTY_SAMPLE  1u
+#define GW_ANSWER_UNIFORM       2u
+#define GW_ANSWER_TARGET_MISSED 4u
 struct gw_remote_answer {
     float *o;                      /* [q row][q head][dim] f32, caller's memory */
     float *lse;                    /* [q row][q head], -inf where nothing was held */
-    float *var, *lse_var;          /* [q row][q head] or NULL */
+    float *var, *lse_var;          /* [q row][q head] or NULL; 0 when errors were not asked for */
     uint64_t keys_read, keys_held; /* distinct rows a kv head, summed over kv heads and q rows */
     uint64_t keys_read_q, keys_held_q; /* the same a q head, each by itself: the papers' share */
     uint64_t node_us;                  /* the slowest node's own time */
@@ -186,6 +194,7 @@ struct gw_remote_answer {
     /* Some part used the asked estimator somewhere; false for exact layers of a sequence that
      * samples others. */
     bool estimator_used;
+    uint32_t flags; /* GW_ANSWER_* */
 };
 PP_MUST_USE enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
                                                   const struct gw_remote_attend *attend);

@@ -235,7 +235,8 @@ static bool attend_begin(struct run *run, struct tale *tale)
     for (uint32_t i = 0; i < tale->rows * shape->q_heads * shape->head_dim; ++i) {
         tale->q[i] = (float)pp_rng_normal(&run->rng);
     }
-    struct gw_remote_attend attend = {.layer = tale->layer,
+    struct gw_remote_attend attend = {.errors = true,
+                                      .layer = tale->layer,
                                       .held_tokens = tale->asked,
                                       .q_rows = tale->rows,
                                       .q = tale->q,

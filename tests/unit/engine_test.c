@@ -294,6 +294,46 @@ static void a_step_says_how_far_the_nodes_were_from_exact(void **state)
     tiny_free(&tiny);
 }
 
+static void a_step_counts_the_errors_of_its_merged_answers(void **state)
+{
+    (void)state;
+    struct tiny tiny = tiny_new(128, PP_BF16);
+    for (uint32_t covers = 0; covers < 2; covers++) {
+        fake = (struct gw_remote){
+            .ack_every = 1, .rel_err = 0.1f, .stretch = covers == 1 ? 0.02f : 20.0f};
+        struct gw_sequence_options options = {
+            .remote = &fake,
+            .estimator = {.kind = PP_SKETCH, .bits = 2, .target_error = 0.05f},
+            .tokens_expected = 300,
+            .errors = true,
+            .compare_exact = true};
+        struct gw_sequence *sequence;
+        struct gw_step_stats step;
+        assert_int_equal(gw_sequence_open(tiny.engine, &options, &sequence), PP_OK);
+        assert_int_equal(gw_sequence_prefill(sequence, tiny.ids, 168, 0, NULL, NULL, NULL), PP_OK);
+        assert_int_equal(gw_sequence_step(sequence, 1, NULL, &step), PP_OK);
+        const struct gw_errors *errors = gw_sequence_errors(sequence);
+        struct gw_error_summary all = gw_errors_summary(errors, GW_ERRORS_ALL, GW_ERRORS_ALL);
+        assert_int_equal(all.count, LAYERS * 6);
+        /* What was attended here has none, and the answer is less wrong for it. */
+        assert_true(all.mean > 0.01 && (covers == 0 || all.mean < 0.2));
+        assert_true(fake.known); /* a target is for the merged answer: what is here was told */
+        assert_int_equal(step.errors, 6);
+        assert_int_equal(step.errors_estimated, 6);
+        assert_int_equal(step.errors_covered, covers == 1 ? 6 : 0);
+        assert_int_equal(step.errors_within, covers == 1 ? 6 : 0);
+        static const struct pp_estimator exact = {.kind = PP_EXACT};
+        gw_sequence_use(sequence, &exact);
+        assert_int_equal(gw_errors_summary(errors, GW_ERRORS_ALL, GW_ERRORS_ALL).count, 0);
+        assert_int_equal(gw_sequence_step(sequence, 1, NULL, &step), PP_OK);
+        assert_false(fake.known);
+        all = gw_errors_summary(errors, GW_ERRORS_ALL, GW_ERRORS_ALL);
+        assert_true(all.count == LAYERS * 6 && all.mean == 0.0);
+        gw_sequence_close(sequence);
+    }
+    tiny_free(&tiny);
+}
+
 static void what_makes_no_sense_is_refused_and_leaves_the_sequence_alone(void **state)
 {
     (void)state;
@@ -342,6 +382,7 @@ int main(void)
         cmocka_unit_test(a_lost_node_ends_the_sequence_with_its_error),
         cmocka_unit_test(nodes_that_forget_what_they_acknowledged_are_found_out),
         cmocka_unit_test(a_step_accounts_for_time_and_keys),
+        cmocka_unit_test(a_step_counts_the_errors_of_its_merged_answers),
         cmocka_unit_test(a_step_says_how_far_the_nodes_were_from_exact),
         cmocka_unit_test(what_makes_no_sense_is_refused_and_leaves_the_sequence_alone),
     };

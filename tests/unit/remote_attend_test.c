@@ -70,7 +70,7 @@ static enum pp_status attend(struct world *world, struct gw_remote_sequence *seq
                              uint64_t held_tokens, uint32_t q_rows, struct gw_remote_answer *answer)
 {
     struct gw_remote_attend request = {
-        .layer = 2, .held_tokens = held_tokens, .q_rows = q_rows, .q = world->q};
+        .errors = true, .layer = 2, .held_tokens = held_tokens, .q_rows = q_rows, .q = world->q};
     *answer = (struct gw_remote_answer){.o = world->o, .lse = world->lse};
     for (uint32_t i = 0; i < 2 * HEADS; ++i) {
         world->lse[i] = NAN;
@@ -169,8 +169,12 @@ static void signatures_travel_for_lsh_only_and_its_name_unless_nodes_plan(void *
     for (int nodes_plan = 0; nodes_plan < 2; nodes_plan++) {
         struct pp_estimator lsh = {.kind = PP_LSH};
         struct world *world = world_new_as(1, GW_SHARD_TOKENS, lsh, nodes_plan == 1);
-        struct gw_remote_attend request = {
-            .layer = 0, .held_tokens = 40, .q_rows = 1, .q = world->q, .estimator = exact};
+        struct gw_remote_attend request = {.errors = true,
+                                           .layer = 0,
+                                           .held_tokens = 40,
+                                           .q_rows = 1,
+                                           .q = world->q,
+                                           .estimator = exact};
         struct gw_remote_answer answer = {.o = world->o, .lse = world->lse};
         assert_int_equal(gw_remote_attend_begin(world->sequence, &request), PP_OK);
         assert_int_equal(gw_remote_attend_wait(world->sequence, &answer), PP_OK);
@@ -253,7 +257,8 @@ static void a_second_attend_before_the_first_ended_is_refused(void **state)
 {
     (void)state;
     struct world *world = world_new(2, GW_SHARD_TOKENS, exact);
-    struct gw_remote_attend request = {.held_tokens = 40, .q_rows = 1, .q = world->q};
+    struct gw_remote_attend request = {
+        .errors = true, .held_tokens = 40, .q_rows = 1, .q = world->q};
     struct gw_remote_answer answer = {.o = world->o, .lse = world->lse};
     assert_int_equal(gw_remote_attend_wait(world->sequence, &answer), PP_FAILED_PRECONDITION);
     assert_int_equal(gw_remote_attend_begin(world->sequence, &request), PP_OK);
@@ -319,7 +324,8 @@ static void late_answers_are_dropped(void **state)
     (void)state;
     struct world *world = world_new(1, GW_SHARD_TOKENS, exact);
     struct gw_remote_answer answer;
-    struct gw_remote_attend request = {.held_tokens = 40, .q_rows = 1, .q = world->q};
+    struct gw_remote_attend request = {
+        .errors = true, .held_tokens = 40, .q_rows = 1, .q = world->q};
     assert_int_equal(gw_remote_attend_begin(world->sequence, &request), PP_OK);
     /* The answer lies in the net; the clock passes the deadline before it is delivered. */
     world->net->now_us += 1600000;

@@ -1,0 +1,123 @@
+/*
+ * What a step learns of the errors of its answers: the estimate of the merged answer, counted by
+ * layer and head, and, where it is asked for, how far the nodes' answer is from the exact one. On
+ * the walk: engine/step, behind the answer. It refuses to know how nodes estimate.
+ */
+#include <math.h>
+
+#include "common/attn/partial.h"
+#include "gpu-worker/engine/engine_state.h"
+
+static double length_of(const float *values, uint32_t dim)
+{
+    double sum = 0.0;
+    for (uint32_t i = 0; i < dim; i++) {
+        sum += (double)values[i] * (double)values[i];
+    }
+    return sqrt(sum);
+}
+
+static double distance(const float *left, const float *right, uint32_t dim)
+{
+    double sum = 0.0;
+    for (uint32_t i = 0; i < dim; i++) {
+        double difference = (double)left[i] - (double)right[i];
+        sum += difference * difference;
+    }
+    return sqrt(sum);
+}
+
+/* error / length, which is 0 where both are. */
+static double relative(double error, double length)
+{
+    return error > 0.0 ? error / length : 0.0;
+}
+
+enum pp_status gw_step_take_local(struct gw_engine *engine)
+{
+    const struct gw_device_ops *ops = engine->device->ops;
+    uint64_t lse_bytes = sizeof(float) * engine->heads.q_heads;
+    PP_TRY(ops->copy_out(engine->device, engine->stream, engine->local_o, engine->o,
+                         lse_bytes * engine->heads.head_dim));
+    PP_TRY(
+        ops->copy_out(engine->device, engine->stream, engine->local_lse, engine->lse, lse_bytes));
+    return ops->synchronize(engine->device, engine->stream);
+}
+
+/* A head of what was attended here merged with another partial; o into o_out [dim]. */
+static struct pp_partial merge_local(const struct gw_engine *engine, uint32_t head,
+                                     const struct pp_partial *other, float *o_out)
+{
+    uint64_t at = (uint64_t)head * engine->heads.head_dim;
+    const struct pp_partial partials[2] = {
+        {.o = engine->local_o + at, .lse = engine->local_lse[head]}, *other};
+    struct pp_partial merged = {.o = o_out};
+    pp_partial_merge(partials, 2, engine->heads.head_dim, &merged);
+    return merged;
+}
+
+static struct pp_partial answer_of(const struct gw_sequence *sequence, uint32_t head)
+{
+    const struct gw_engine *engine = sequence->engine;
+    bool said = sequence->errors != NULL; /* nodes were asked for errors */
+    return (struct pp_partial){.o = engine->answer_o + (uint64_t)head * engine->heads.head_dim,
+                               .lse = engine->answer_lse[head],
+                               .var = said ? engine->answer_var[head] : 0.0f,
+                               .lse_var = said ? engine->answer_lse_var[head] : 0.0f};
+}
+
+void gw_step_count_errors(struct gw_sequence *sequence, uint32_t layer)
+{
+    const struct gw_engine *engine = sequence->engine;
+    for (uint32_t head = 0; head < engine->heads.q_heads; head++) {
+        float o[PP_HEAD_DIM_MAX];
+        struct pp_partial answer = answer_of(sequence, head);
+        struct pp_partial merged = merge_local(engine, head, &answer, o);
+        double length = length_of(o, engine->heads.head_dim);
+        gw_errors_add(sequence->errors, layer, head, relative(sqrt((double)merged.var), length));
+    }
+}
+
+/* One head of the nodes' answer beside the exact one: by itself, and merged with what was attended
+ * here. */
+static void compare_head(const struct gw_sequence *sequence, uint32_t layer, uint32_t head,
+                         struct gw_step_stats *stats)
+{
+    const struct gw_engine *engine = sequence->engine;
+    uint32_t dim = engine->heads.head_dim;
+    float o[PP_HEAD_DIM_MAX], exact_o[PP_HEAD_DIM_MAX];
+    struct pp_partial answer = answer_of(sequence, head);
+    struct pp_partial exact = {.o = sequence->exact_o + (uint64_t)head * dim,
+                               .lse = sequence->exact_lse[head]};
+    stats->error_sum += relative(distance(answer.o, exact.o, dim), length_of(exact.o, dim));
+    struct pp_partial merged = merge_local(engine, head, &answer, o);
+    (void)merge_local(engine, head, &exact, exact_o);
+    double error = relative(distance(o, exact_o, dim), length_of(exact_o, dim));
+    double published = relative(sqrt((double)merged.var), length_of(o, dim));
+    stats->errors += 1;
+    stats->merged_error_sum += error;
+    stats->errors_within += error <= gw_sequence_target(sequence, layer) ? 1 : 0;
+    if (published > 0.0) {
+        stats->errors_estimated += 1;
+        stats->published_sum += published;
+        stats->errors_covered += error <= 2.0 * published ? 1 : 0;
+    }
+}
+
+enum pp_status gw_step_compare(struct gw_sequence *sequence, uint32_t layer, uint64_t held,
+                               struct gw_step_stats *stats)
+{
+    struct gw_engine *engine = sequence->engine;
+    struct gw_remote_answer exact = {.o = sequence->exact_o, .lse = sequence->exact_lse};
+    struct gw_remote_attend attend = {.layer = layer,
+                                      .held_tokens = held,
+                                      .q_rows = 1,
+                                      .q = engine->sent_q,
+                                      .estimator = {.kind = PP_EXACT}};
+    PP_TRY(gw_remote_attend_begin(sequence->remote, &attend));
+    PP_TRY(gw_remote_attend_wait(sequence->remote, &exact));
+    for (uint32_t head = 0; head < engine->heads.q_heads; head++) {
+        compare_head(sequence, layer, head, stats);
+    }
+    return PP_OK;
+}
