@@ -176,6 +176,7 @@ static enum pp_status start_parts(struct node *node, const struct budget *budget
         .build_sync = settings->build == 1,
         .hugepages = (enum pp_hugepages)settings->hugepages,
         .queue_depth = 256,
+        .shadow_every = settings->shadow_every,
         .stats = &node->stats,
         .wake = wake_transport,
         .wake_context = node,

@@ -66,9 +66,12 @@ static void stats_init(struct an_exec_stats *own, struct pp_stats *stats)
     own->stage_scan =
         pp_stats_histogram(stats, "pigpen_node_attend_stage_seconds", "stage=\"scan\"",
                            "Time of an attend, by stage.", 50e-6, 2, 16);
-    own->rel_err_lsh = pp_stats_histogram(
-        stats, "pigpen_node_attend_rel_err", "estimator=\"lsh\"",
-        "Relative error that the node estimates of its answers' first heads.", 1e-3, 2, 12);
+    static const char *const labels[] = {NULL, NULL, "estimator=\"lsh\"", "estimator=\"sketch\""};
+    for (uint32_t kind = PP_LSH; kind <= PP_SKETCH; kind++) {
+        own->rel_err[kind] = pp_stats_histogram(
+            stats, "pigpen_node_attend_rel_err", labels[kind],
+            "Relative error that the node estimates of its answers' first heads.", 1e-3, 2, 12);
+    }
     own->build_seconds = pp_stats_histogram(stats, "pigpen_node_index_build_seconds", "",
                                             "Time to index a segment.", 1e-3, 2, 16);
     own->merges = pp_stats_counter(stats, "pigpen_node_index_merges_total", "",
@@ -81,6 +84,9 @@ static enum pp_status exec_parts_new(struct an_exec *exec)
     PP_TRY(pp_arena_new(-1, config->hugepages, &exec->store.arena));
     PP_TRY(an_table_init(&exec->table, config->lease_us));
     PP_TRY(an_attend_new(&exec->limit, config->clock, config->threads, &exec->attend));
+    if (config->shadow_every > 0) {
+        PP_TRY(an_shadow_new(&exec->limit, config->shadow_every, config->stats, &exec->shadow));
+    }
     PP_TRY(pp_ring_new(config->queue_depth, &exec->attends));
     PP_TRY(pp_ring_new(config->queue_depth, &exec->jobs));
     PP_TRY(pp_ring_new(config->queue_depth, &exec->done));
@@ -169,6 +175,7 @@ void an_exec_destroy(struct an_exec *exec)
     }
     an_table_deinit(&exec->table);
     an_builder_destroy(exec->builder);
+    an_shadow_destroy(exec->shadow);
     an_attend_destroy(exec->attend);
     pp_ring_destroy(exec->done);
     pp_ring_destroy(exec->jobs);
@@ -229,7 +236,7 @@ static void publish_stats(struct an_exec *exec)
 uint32_t an_exec_poll(struct an_exec *exec, uint64_t wait_us)
 {
     (void)an_builder_pump(exec->builder);
-    if (wait_us > 0) {
+    if (wait_us > 0 && !an_shadow_running(exec->shadow)) {
         pp_ring_wait(exec->jobs, SPIN_US, wait_us);
     }
     uint32_t count = 0;
@@ -239,6 +246,9 @@ uint32_t an_exec_poll(struct an_exec *exec, uint64_t wait_us)
         (void)an_builder_pump(exec->builder);
         finish(exec, job);
         count++;
+    }
+    if (count == 0) {
+        an_shadow_slice(exec->shadow, &exec->table);
     }
     an_exec_expire(exec);
     an_spares_decay(&exec->store, pp_clock_now_us(&exec->config.clock));

@@ -273,6 +273,8 @@ struct an_exec_config {
     bool keep_segments; /* no merging: for tests and benches of many segments */
     enum pp_hugepages hugepages;
     uint32_t queue_depth; /* of the ring; 256 */
+    /* One of so many sampled q rows is checked against exact when nothing waits; 0: none. */
+    uint64_t shadow_every;
     struct pp_stats *stats;
     /* Called on the exec thread when a job was put to the done ring; may be NULL. */
     void (*wake)(void *context);

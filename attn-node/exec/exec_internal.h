@@ -10,6 +10,7 @@
 #include "attn-node/exec/attend.h"
 #include "attn-node/exec/builder.h"
 #include "attn-node/exec/exec.h"
+#include "attn-node/exec/shadow.h"
 #include "attn-node/kv/table.h"
 #include "common/run/ring.h"
 #include "common/run/thread.h"
@@ -20,7 +21,7 @@ struct an_exec_stats {
     struct pp_stat *parts_expired, *parts_evicted;
     struct pp_stat *rows_read, *rows_held;
     struct pp_stat *stage_queue, *stage_scan;
-    struct pp_stat *rel_err_lsh;
+    struct pp_stat *rel_err[PP_SKETCH + 1]; /* of the estimators that have one */
     struct pp_stat *build_seconds, *merges;
     struct pp_stat *limit_bytes, *usage_ratio, *parts, *tokens_held;
     struct pp_stat *used[PP_MEMORY_RPC]; /* the kinds before rpc, which is the service's */
@@ -33,6 +34,7 @@ struct an_exec {
     struct an_table table;
     struct an_attend *attend;
     struct an_builder *builder;
+    struct an_shadow *shadow; /* NULL: off */
     struct an_exec_stats stats;
     struct pp_ring *attends; /* they go before what waits in jobs */
     struct pp_ring *jobs, *done;

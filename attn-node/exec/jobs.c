@@ -212,12 +212,13 @@ static void attend_count(struct an_exec *exec, const struct an_attend_args *args
         }
         pp_stat_add(stats->rows_read, (double)item->rows_read);
         pp_stat_add(stats->rows_held, (double)item->rows_held);
-        if (item->used == PP_LSH) {
+        if (item->used == PP_LSH || item->used == PP_SKETCH) {
             double norm = 0;
             for (uint32_t j = 0; j < item->head_dim; j++) {
                 norm += (double)item->o[j] * (double)item->o[j];
             }
-            pp_stat_observe(stats->rel_err_lsh, norm > 0 ? sqrt((double)item->var[0] / norm) : 0);
+            pp_stat_observe(stats->rel_err[item->used],
+                            norm > 0 ? sqrt((double)item->var[0] / norm) : 0);
         }
     }
 }
@@ -254,5 +255,11 @@ enum pp_status an_exec_attend(struct an_exec *exec, struct an_job *job)
         pp_stat_observe(exec->stats.stage_scan, (double)(end_us - start_us) * 1e-6);
     }
     attend_count(exec, args);
+    for (uint32_t i = 0; i < args->item_count && exec->shadow != NULL; i++) {
+        const struct an_attend_item *item = &args->items[i];
+        if (item->status == PP_OK) {
+            an_shadow_offer(exec->shadow, exec->item_parts[i], args->layer, args->q_dtype, item);
+        }
+    }
     return PP_OK;
 }

@@ -133,6 +133,11 @@ enum pp_status an_table_add(struct an_table *table, struct an_part *part, uint64
     return PP_OK;
 }
 
+struct an_part *an_table_peek(const struct an_table *table, uint64_t handle)
+{
+    return look_up(table, handle);
+}
+
 enum pp_status an_table_find(struct an_table *table, uint64_t handle, uint64_t now_us,
                              struct an_part **part_out)
 {

@@ -37,6 +37,7 @@ PP_MUST_USE enum pp_status an_table_add(struct an_table *table, struct an_part *
 PP_MUST_USE enum pp_status an_table_find(struct an_table *table, uint64_t handle, uint64_t now_us,
                                          struct an_part **part_out);
 /* NULL when there is none; the lease is left alone. */
+struct an_part *an_table_peek(const struct an_table *table, uint64_t handle);
 struct an_part *an_table_find_id(const struct an_table *table, const uint8_t *part_id);
 /* Any part of the sequence; NULL when there is none. */
 struct an_part *an_table_find_sequence(const struct an_table *table, const uint8_t *sequence_id);
