@@ -31,7 +31,8 @@ static struct model {
 
 static enum pp_status attend_causal(struct gw_device *device, struct gw_stream *stream,
                                     const struct gw_heads *heads, const struct gw_kv_rows *kv,
-                                    uint64_t first, const float *q, uint32_t rows, float *o)
+                                    uint64_t first, const float *q, uint32_t rows, float *o,
+                                    float *lse)
 {
     if (model.q_squares != NULL) {
         uint64_t layer_values = (uint64_t)heads->kv_heads * heads->head_dim;
@@ -39,7 +40,7 @@ static enum pp_status attend_causal(struct gw_device *device, struct gw_stream *
         double *sums = model.q_squares + (model.layers_begun - 1) * layer_values;
         PP_TRY(model.inner->query_squares(device, stream, heads, q, rows, sums));
     }
-    return model.inner->attend_causal(device, stream, heads, kv, first, q, rows, o);
+    return model.inner->attend_causal(device, stream, heads, kv, first, q, rows, o, lse);
 }
 
 static void answer_group(void *context, uint64_t kv_head, uint32_t thread)

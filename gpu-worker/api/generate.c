@@ -476,6 +476,15 @@ static void generate_figures(const struct generate *generate)
                 100.0 * gw_statistics_share(steps->keys_read, steps->keys_held));
     }
     fputc('\n', stderr);
+    struct gw_recoveries recoveries;
+    gw_sequence_recoveries(generate->sequence, &recoveries);
+    if (recoveries.count > 0) {
+        fprintf(stderr,
+                "went on %llu times after nodes were lost, which took %.2f s; %llu tokens were "
+                "computed again\n",
+                (unsigned long long)recoveries.count, (double)recoveries.total_us * 1e-6,
+                (unsigned long long)recoveries.tokens_recomputed);
+    }
     gw_statistics_print_errors(gw_sequence_errors(generate->sequence), steps, stderr);
     bool wanted =
         generate->worker.remote != NULL || strcmp(generate->estimator_text, DEFAULT_ESTIMATOR) != 0;

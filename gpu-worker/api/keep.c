@@ -108,6 +108,7 @@ enum pp_status gw_keep_restore(struct gw_document *document, uint64_t tokens,
                                  .rows = gw_document_read,
                                  .context = document,
                                  .balances = gw_document_balances(document),
+                                 .ids = gw_document_ids(document),
                                  .progress = progress,
                                  .progress_context = context};
     gw_document_want(document, tokens);

@@ -136,6 +136,11 @@ void gw_statistics_held(json_t *object, const struct gw_worker *worker,
         statistics_integer(held, worker->remote_config.nodes[i].name, tokens[i]);
     }
     (void)json_object_set_new(object, "tokens_held", held);
+    struct gw_recoveries recoveries;
+    gw_sequence_recoveries(sequence, &recoveries);
+    statistics_integer(object, "recoveries", recoveries.count);
+    statistics_real(object, "recovery_ms", (double)recoveries.total_us * 1e-3);
+    statistics_integer(object, "tokens_recomputed", recoveries.tokens_recomputed);
     statistics_integer(object, "tokens_left", gw_sequence_left(sequence));
 }
 

@@ -18,7 +18,7 @@
 #define WORKER_OUTBOX_BYTES  (64ull << 20)
 #define WORKER_SPIN_US       200u
 
-static const char *const worker_shards[] = {"tokens", "kv-heads", NULL};
+static const char *const worker_shards[] = {"tokens", "kv-heads", "both", NULL};
 static const char *const worker_kv_dtypes[] = {"bf16", "f16", "f32", "int8", NULL};
 static const char *const worker_log_levels[] = {"debug", "info", "warn", "error", "off", NULL};
 
@@ -46,7 +46,9 @@ static size_t worker_node_options(struct gw_worker_options *options, struct pp_o
          .default_text = "tokens",
          .value_name = "HOW",
          .choices = worker_shards,
-         .help = "How a sequence is cut over the nodes: by spans of tokens, or by kv heads."},
+         .help =
+             "How a sequence is cut over the nodes: by spans of tokens, by kv heads, or by both "
+             "where their number has a divisor."},
         {.name = "dense-layers",
          .kind = PP_OPTION_TEXT,
          .target = &options->dense_layers,
@@ -92,14 +94,6 @@ static size_t worker_node_time_options(struct gw_worker_options *options,
                                        struct pp_option *table_out)
 {
     const struct pp_option table[] = {
-        {.name = "node-timeout",
-         .kind = PP_OPTION_DURATION,
-         .target = &options->node_timeout_us,
-         .group = "Attention nodes",
-         .default_text = "1500ms",
-         .value_name = "TIME",
-         .min = 1000,
-         .help = "How long a node may take to answer an attend before the request ends."},
         {.name = "nodes-wait",
          .kind = PP_OPTION_DURATION,
          .target = &options->nodes_wait_us,
@@ -131,6 +125,41 @@ static size_t worker_error_options(struct gw_worker_options *options, struct pp_
          .group = "Attention nodes",
          .default_text = "true",
          .help = "Nodes say how far off their answers may be; reported by layer."},
+    };
+    memcpy(table_out, table, sizeof(table));
+    return sizeof(table) / sizeof(table[0]);
+}
+
+/* What happens when nodes are slow or lost. */
+static size_t worker_loss_options(struct gw_worker_options *options, struct pp_option *table_out)
+{
+    const struct pp_option table[] = {
+        {.name = "replicas",
+         .kind = PP_OPTION_U64,
+         .target = &options->replicas,
+         .group = "Attention nodes",
+         .default_text = "1",
+         .value_name = "N",
+         .min = 1,
+         .max = GW_REPLICAS_MAX,
+         .help = "Nodes that hold each part of a sequence. With two a node may be lost without its "
+                 "keys being computed again."},
+        {.name = "hedge-after",
+         .kind = PP_OPTION_DURATION,
+         .target = &options->hedge_us,
+         .group = "Attention nodes",
+         .default_text = "0s",
+         .value_name = "TIME",
+         .help = "With replicas: another node is asked when one has not answered for so long. 0: "
+                 "twice what all but one of a hundred answers take."},
+        {.name = "node-timeout",
+         .kind = PP_OPTION_DURATION,
+         .target = &options->node_timeout_us,
+         .group = "Attention nodes",
+         .default_text = "1500ms",
+         .value_name = "TIME",
+         .min = 1000,
+         .help = "How long a node may be silent before it is lost to the request."},
     };
     memcpy(table_out, table, sizeof(table));
     return sizeof(table) / sizeof(table[0]);
@@ -239,6 +268,7 @@ size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_optio
     size_t count = worker_node_options(options, table_out);
     count += worker_node_time_options(options, table_out + count);
     count += worker_error_options(options, table_out + count);
+    count += worker_loss_options(options, table_out + count);
     count += worker_tls_options(options, table_out + count);
     count += worker_model_options(options, table_out + count);
     PP_ASSERT(count <= GW_WORKER_OPTIONS_MAX);
@@ -389,7 +419,9 @@ static enum pp_status worker_open_remote(struct gw_worker *worker,
         config->transport = worker->transport;
         config->tls = worker->tls;
         config->clock = worker->clock;
-        config->shard = options->shard == 0 ? GW_SHARD_TOKENS : GW_SHARD_KV_HEADS;
+        config->shard = (enum gw_shard)options->shard;
+        config->replicas = (uint32_t)options->replicas;
+        config->hedge_us = options->hedge_us;
         config->attend_timeout_us = options->node_timeout_us;
         config->call_timeout_us = WORKER_CALL_US;
         config->outbox_bytes_max = WORKER_OUTBOX_BYTES;

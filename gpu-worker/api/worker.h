@@ -30,6 +30,7 @@ struct gw_worker_options {
     uint64_t chunk_tokens;
     uint64_t hash_seed;
     uint64_t node_timeout_us;
+    uint64_t replicas, hedge_us;
     uint64_t nodes_wait_us;   /* for nodes that do not serve yet, at open */
     const char *dense_layers; /* "0,16"; "": none */
     bool nodes_plan;

@@ -142,10 +142,12 @@ struct gw_device_ops {
                                uint64_t count, void *out);
 
     /* Exact causal attention: q [rows][q head][dim] stands at tokens first .. first + rows - 1 of
-     * kv, each row attends kv tokens [0, its own], first + rows <= kv->count. o like q. */
+     * kv, each row attends kv tokens [0, its own], first + rows <= kv->count. o like q; lse
+     * [rows][q head] or NULL. */
     enum pp_status (*attend_causal)(struct gw_device *device, struct gw_stream *stream,
                                     const struct gw_heads *heads, const struct gw_kv_rows *kv,
-                                    uint64_t first, const float *q, uint32_t rows, float *o);
+                                    uint64_t first, const float *q, uint32_t rows, float *o,
+                                    float *lse);
     /* The partial of every row and head over all tokens of the spans (in order, one set): o
      * [rows][q head][dim], lse [rows][q head]; the empty partial when the spans hold nothing. */
     enum pp_status (*attend_partial)(struct gw_device *device, struct gw_stream *stream,

@@ -79,7 +79,8 @@ enum pp_status gw_host_to_dtype(struct gw_device *device, struct gw_stream *stre
                                 uint64_t count, void *out);
 enum pp_status gw_host_attend_causal(struct gw_device *device, struct gw_stream *stream,
                                      const struct gw_heads *heads, const struct gw_kv_rows *kv,
-                                     uint64_t first, const float *q, uint32_t rows, float *o);
+                                     uint64_t first, const float *q, uint32_t rows, float *o,
+                                     float *lse);
 enum pp_status gw_host_attend_partial(struct gw_device *device, struct gw_stream *stream,
                                       const struct gw_heads *heads, const struct gw_kv_rows *spans,
                                       uint32_t span_count, const float *q, uint32_t rows, float *o,

@@ -167,12 +167,17 @@ static void causal_piece(void *context, uint64_t index, uint32_t thread)
         for (uint32_t j = 0; j < work->heads->head_dim; j++) {
             to[j] = from[j] / scratch.sum[i];
         }
+        if (work->lse != NULL) {
+            work->lse[(uint64_t)(to - work->o) / work->heads->head_dim] =
+                scratch.max[i] + logf(scratch.sum[i]);
+        }
     }
 }
 
 enum pp_status gw_host_attend_causal(struct gw_device *device, struct gw_stream *stream,
                                      const struct gw_heads *heads, const struct gw_kv_rows *kv,
-                                     uint64_t first, const float *q, uint32_t rows, float *o)
+                                     uint64_t first, const float *q, uint32_t rows, float *o,
+                                     float *lse)
 {
     (void)stream;
     struct gw_host_device *host = gw_host_device(device);
@@ -186,6 +191,7 @@ enum pp_status gw_host_attend_causal(struct gw_device *device, struct gw_stream 
                                .q = q,
                                .rows = rows,
                                .o = o,
+                               .lse = lse,
                                .group = group,
                                .width = attend_width(heads->head_dim),
                                .blocks = ((uint64_t)rows * group + GW_HOST_ROW_BLOCK - 1) /

@@ -9,6 +9,9 @@
  * On the walk: the start and the end of a decode step and of a token's K/V. It refuses to know
  * text, options and HTTP.
  *
+ * A node that is lost costs time, not the sequence: its share is computed again from the tokens
+ * into the memory of the nodes that are left, and what was being done starts again.
+ *
  * Threads: one thread owns an engine, its device and its sequences. Errors of nodes come back as
  * statuses; gw_sequence_error says more for people. After an error a sequence can only be closed.
  */
@@ -124,6 +127,8 @@ struct gw_fill {
     gw_rows_fn *rows;
     void *context;            /* rows' */
     const float *balances;    /* [layers][kv head][dim] of a sketch; NULL: none */
+    const uint32_t *ids;      /* [count], copied: what is lost with a node can be computed again;
+                                 NULL: it cannot */
     gw_progress_fn *progress; /* may be NULL */
     void *progress_context;
 };
@@ -182,6 +187,13 @@ void gw_step_stats_add(struct gw_step_stats *sum, const struct gw_step_stats *st
 /* Runs one token; logits_out [vocab] may be NULL. Allocates nothing. stats may be NULL. */
 PP_MUST_USE enum pp_status gw_sequence_step(struct gw_sequence *sequence, uint32_t id,
                                             float *logits_out, struct gw_step_stats *stats);
+
+/* How often a sequence went on after nodes were lost, what that took (within the times of steps and
+ * prefill), and the tokens whose K/V was computed again, whole prefills apart. */
+struct gw_recoveries {
+    uint64_t count, total_us, longest_us, tokens_recomputed;
+};
+void gw_sequence_recoveries(const struct gw_sequence *sequence, struct gw_recoveries *out);
 
 uint64_t gw_sequence_length(const struct gw_sequence *sequence);
 /* Tokens of it that have left the worker for the nodes. */

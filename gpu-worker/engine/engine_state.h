@@ -60,6 +60,9 @@ struct gw_mark {
 
 struct gw_sequence {
     struct gw_engine *engine;
+    uint32_t *ids;      /* [tokens_expected] of the tokens that were run here; NULL: local */
+    uint64_t ids_known; /* the first so many are */
+    struct gw_recoveries recoveries;
     struct gw_remote_sequence *remote; /* NULL: local */
     uint64_t tokens_expected;
     uint64_t step_seed;
@@ -141,6 +144,15 @@ enum pp_status gw_engine_queries(struct gw_engine *engine, const struct gw_layer
 /* Logits of rows of x [rows][hidden] to the host. */
 enum pp_status gw_engine_logits(struct gw_engine *engine, const float *x, uint32_t rows,
                                 float *logits_out);
+
+/* recover.c. After `failed` came back from the remote: when a node was lost, brings the sequence to
+ * where what failed can be done again, and PP_OK; else a failure that stays. cut: the parts are to
+ * hold so many tokens only (a rewind that failed); UINT64_MAX: all. */
+enum pp_status gw_sequence_recover(struct gw_sequence *sequence, enum pp_status failed,
+                                   uint64_t cut);
+
+/* A recovery that began then is over. */
+void gw_sequence_note_recovery(struct gw_sequence *sequence, uint64_t begin_us);
 
 /* Hands over what is due, frees what is acknowledged; waits only when the rows are full. */
 enum pp_status gw_sequence_leave(struct gw_sequence *sequence);

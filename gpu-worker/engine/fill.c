@@ -4,8 +4,12 @@
  * refuses to know where the rows come from.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "gpu-worker/engine/engine_state.h"
+
+/* A fill that loses a node each time it starts again gives up. */
+#define FILL_TRIES_MAX 8u
 
 struct fill {
     struct gw_sequence *sequence;
@@ -103,6 +107,10 @@ static enum pp_status fill_run(struct fill *fill)
     sequence->length = fill->from->count;
     sequence->handed = fill->leaving;
     sequence->dropped = fill->leaving;
+    if (sequence->ids != NULL && fill->from->ids != NULL) {
+        memcpy(sequence->ids, fill->from->ids, fill->from->count * sizeof(*sequence->ids));
+        sequence->ids_known = fill->from->count;
+    }
     return fill->leaving == 0 ? PP_OK : gw_remote_seal(sequence->remote, fill_indexed, fill);
 }
 
@@ -117,6 +125,15 @@ enum pp_status gw_sequence_fill(struct gw_sequence *sequence, const struct gw_fi
     struct fill fill = {
         .sequence = sequence, .from = from, .leaving = gw_sequence_leaving(sequence, from->count)};
     enum pp_status status = fill_run(&fill);
+    for (uint32_t i = 0; i < FILL_TRIES_MAX && status != PP_OK && sequence->remote != NULL &&
+                         gw_remote_recoverable(sequence->remote);
+         i++) {
+        free(fill.v);
+        free(fill.k);
+        fill.k = fill.v = NULL;
+        status = gw_remote_sequence_reopen(&sequence->remote);
+        status = status == PP_OK ? fill_run(&fill) : status;
+    }
     sequence->broken = status != PP_OK;
     free(fill.v);
     free(fill.k);

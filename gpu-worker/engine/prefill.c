@@ -4,8 +4,13 @@
  * of one layer. On the walk of a token's K/V: ops (k, v) > engine/sequence > remote/outbox. It
  * refuses to know how nodes keep it.
  */
+#include <string.h>
+
 #include "common/base/log.h"
 #include "gpu-worker/engine/engine_state.h"
+
+/* A prefill that loses a node each time gives up. */
+#define PREFILL_TRIES_MAX 8u
 
 struct prefill {
     struct gw_sequence *sequence;
@@ -17,6 +22,8 @@ struct prefill {
     bool balancing;            /* it is measured of the layer at hand */
     gw_progress_fn *progress;
     void *context;
+    uint32_t tries;
+    uint64_t begin_us;
 };
 
 static enum pp_status prefill_report(const struct prefill *prefill, enum gw_phase phase,
@@ -49,7 +56,7 @@ static enum pp_status prefill_chunk(struct prefill *prefill, const struct gw_lay
                                  (uint8_t *)(uintptr_t)kv->v + offset));
     kv->count = position + rows;
     PP_TRY(ops->attend_causal(engine->device, engine->stream, &engine->heads, kv, position,
-                              engine->q, rows, engine->o));
+                              engine->q, rows, engine->o, NULL));
     return gw_engine_finish_layer(engine, layer, rows, x);
 }
 
@@ -122,7 +129,8 @@ static bool prefill_indexed(void *context, uint64_t indexed, uint64_t total)
     return prefill_report(context, GW_PHASE_INDEX, indexed, total) == PP_OK;
 }
 
-static enum pp_status prefill_run(struct prefill *prefill, const uint32_t *ids, float *logits_out)
+static enum pp_status prefill_compute(struct prefill *prefill, const uint32_t *ids,
+                                      float *logits_out)
 {
     struct gw_sequence *sequence = prefill->sequence;
     struct gw_engine *engine = sequence->engine;
@@ -136,20 +144,51 @@ static enum pp_status prefill_run(struct prefill *prefill, const uint32_t *ids, 
         PP_TRY(gw_engine_logits(engine, prefill->hidden + skipped * engine->info.hidden,
                                 prefill->logit_rows, logits_out));
     }
+    return engine->device->ops->synchronize(engine->device, engine->stream);
+}
+
+/* Waits until the nodes have stored and indexed what left. */
+static enum pp_status prefill_store(struct prefill *prefill)
+{
+    struct gw_sequence *sequence = prefill->sequence;
+    PP_TRY(prefill_report(prefill, GW_PHASE_STORE, 0, sequence->handed));
+    PP_TRY(gw_remote_flush(sequence->remote));
+    PP_TRY(prefill_report(prefill, GW_PHASE_STORE, sequence->handed, sequence->handed));
+    return gw_remote_seal(sequence->remote, prefill_indexed, prefill);
+}
+
+/* Layers that a lost node had are gone with it: everything is computed again, on the others. */
+static enum pp_status prefill_again(struct prefill *prefill, enum pp_status failed)
+{
+    struct gw_sequence *sequence = prefill->sequence;
+    if (sequence->remote == NULL || prefill->tries++ == PREFILL_TRIES_MAX ||
+        !gw_remote_recoverable(sequence->remote)) {
+        return failed;
+    }
+    PP_TRY(gw_remote_sequence_reopen(&sequence->remote));
+    gw_sequence_note_recovery(sequence, prefill->begin_us);
+    return PP_OK;
+}
+
+static enum pp_status prefill_run(struct prefill *prefill, const uint32_t *ids, float *logits_out)
+{
+    struct gw_sequence *sequence = prefill->sequence;
+    enum pp_status status;
+    while ((status = prefill_compute(prefill, ids, logits_out)) != PP_OK) {
+        PP_TRY(prefill_again(prefill, status));
+    }
     sequence->length += prefill->count;
     if (sequence->remote == NULL) {
-        return engine->device->ops->synchronize(engine->device, engine->stream);
-    }
-    uint64_t leaving = gw_sequence_leaving(sequence, prefill->count);
-    sequence->handed = leaving;
-    sequence->dropped = leaving;
-    if (leaving == 0) {
         return PP_OK;
     }
-    PP_TRY(prefill_report(prefill, GW_PHASE_STORE, 0, leaving));
-    PP_TRY(gw_remote_flush(sequence->remote));
-    PP_TRY(prefill_report(prefill, GW_PHASE_STORE, leaving, leaving));
-    return gw_remote_seal(sequence->remote, prefill_indexed, prefill);
+    memcpy(sequence->ids, ids, prefill->count * sizeof(*ids));
+    sequence->ids_known = prefill->count;
+    sequence->handed = sequence->dropped = gw_sequence_leaving(sequence, prefill->count);
+    while (sequence->handed > 0 && (status = prefill_store(prefill)) != PP_OK) {
+        bool ends = prefill->tries++ == PREFILL_TRIES_MAX;
+        PP_TRY(ends ? status : gw_sequence_recover(sequence, status, UINT64_MAX));
+    }
+    return PP_OK;
 }
 
 static enum pp_status prefill_check(const struct gw_sequence *sequence, const uint32_t *ids,
@@ -183,7 +222,8 @@ enum pp_status gw_sequence_prefill(struct gw_sequence *sequence, const uint32_t 
                               .count = count,
                               .logit_rows = logit_rows,
                               .progress = progress,
-                              .context = context};
+                              .context = context,
+                              .begin_us = pp_clock_now_us(&engine->clock)};
     void *hidden = NULL;
     uint64_t hidden_bytes = (uint64_t)count * engine->info.hidden * sizeof(float);
     enum pp_status status = device->ops->alloc(device, hidden_bytes, &hidden);

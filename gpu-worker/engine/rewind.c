@@ -73,8 +73,12 @@ enum pp_status gw_sequence_mark(struct gw_sequence *sequence, uint64_t length)
 
 static enum pp_status rewind_rows(struct gw_sequence *sequence)
 {
-    if (sequence->handed > sequence->mark.handed) {
-        PP_TRY(gw_remote_truncate(sequence->remote, sequence->mark.handed));
+    uint64_t cut = sequence->mark.handed;
+    if (sequence->handed > cut) {
+        enum pp_status status = gw_remote_truncate(sequence->remote, cut);
+        if (status != PP_OK) {
+            PP_TRY(gw_sequence_recover(sequence, status, cut));
+        }
     }
     return mark_copy(sequence, true);
 }

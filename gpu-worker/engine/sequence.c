@@ -84,6 +84,10 @@ enum pp_status gw_sequence_open(struct gw_engine *engine, const struct gw_sequen
                          (GW_LEAVE_BATCHES_MAX + 1u) * GW_LEAVE_TOKENS;
     sequence->row_capacity = options->remote == NULL ? options->tokens_expected : rows_kept;
     enum pp_status status = sequence_take_layers(sequence);
+    if (status == PP_OK && options->remote != NULL) {
+        sequence->ids = malloc(options->tokens_expected * sizeof(*sequence->ids));
+        status = sequence->ids != NULL ? PP_OK : PP_MEMORY;
+    }
     if (status == PP_OK && options->compare_exact) {
         status = sequence_take_exact(sequence);
     }
@@ -112,6 +116,7 @@ void gw_sequence_close(struct gw_sequence *sequence)
     gw_mark_deinit(sequence);
     sequence_free_layers(sequence);
     gw_errors_destroy(sequence->errors);
+    free(sequence->ids);
     free(sequence->exact_lse);
     free(sequence->exact_o);
     free(sequence);

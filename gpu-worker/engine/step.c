@@ -9,6 +9,9 @@
 #include "common/base/rng.h"
 #include "gpu-worker/engine/engine_state.h"
 
+/* A step that loses a node each time it starts again gives up. */
+#define STEP_RECOVERIES_MAX 8u
+
 void gw_step_stats_add(struct gw_step_stats *sum, const struct gw_step_stats *step)
 {
     sum->steps += step->steps;
@@ -161,6 +164,13 @@ static enum pp_status step_layer(struct gw_sequence *sequence, uint32_t index, c
     return gw_engine_finish_layer(engine, layer, 1, engine->x);
 }
 
+static enum pp_status step_recover(struct gw_sequence *sequence, enum pp_status status,
+                                   uint32_t *recoveries)
+{
+    bool give_up = sequence->remote == NULL || (*recoveries)++ == STEP_RECOVERIES_MAX;
+    return give_up ? status : gw_sequence_recover(sequence, status, UINT64_MAX);
+}
+
 static enum pp_status step_run(struct gw_sequence *sequence, uint32_t id, float *logits_out,
                                struct gw_step_stats *stats)
 {
@@ -171,11 +181,28 @@ static enum pp_status step_run(struct gw_sequence *sequence, uint32_t id, float 
     for (uint32_t layer = 0; layer < engine->info.shape.layers; layer++) {
         PP_TRY(step_layer(sequence, layer, &seed, stats));
     }
-    if (logits_out != NULL) {
-        PP_TRY(gw_engine_logits(engine, engine->x, 1, logits_out));
+    return logits_out != NULL ? gw_engine_logits(engine, engine->x, 1, logits_out) : PP_OK;
+}
+
+/* The token's layers, and what leaves then; either starts again when a node was lost. */
+static enum pp_status step_all(struct gw_sequence *sequence, uint32_t id, float *logits_out,
+                               struct gw_step_stats *stats)
+{
+    enum pp_status status;
+    uint32_t recoveries = 0;
+    while ((status = step_run(sequence, id, logits_out, stats)) != PP_OK) {
+        PP_TRY(step_recover(sequence, status, &recoveries));
+        *stats = (struct gw_step_stats){.steps = 1}; /* of what counts */
+    }
+    if (sequence->ids != NULL && sequence->ids_known >= sequence->length) {
+        sequence->ids[sequence->length] = id;
+        sequence->ids_known = sequence->length + 1;
     }
     sequence->length += 1;
-    return sequence->remote == NULL ? PP_OK : gw_sequence_leave(sequence);
+    while (sequence->remote != NULL && (status = gw_sequence_leave(sequence)) != PP_OK) {
+        PP_TRY(step_recover(sequence, status, &recoveries));
+    }
+    return PP_OK;
 }
 
 enum pp_status gw_sequence_step(struct gw_sequence *sequence, uint32_t id, float *logits_out,
@@ -193,7 +220,7 @@ enum pp_status gw_sequence_step(struct gw_sequence *sequence, uint32_t id, float
     }
     struct gw_step_stats step = {.steps = 1};
     uint64_t begin_us = pp_clock_now_us(&engine->clock);
-    enum pp_status status = step_run(sequence, id, logits_out, &step);
+    enum pp_status status = step_all(sequence, id, logits_out, &step);
     if (status != PP_OK) {
         sequence->broken = true;
         return status;

@@ -134,19 +134,22 @@ static enum pp_status append_rows(struct gw_remote_sequence *sequence, uint32_t 
     return PP_OK;
 }
 
-uint64_t gw_remote_lacking(const struct gw_remote_sequence *sequence, uint32_t layer)
+struct gw_lacking gw_remote_lacking(const struct gw_remote_sequence *sequence, uint32_t layer)
 {
-    uint64_t missing = sequence->handed[layer];
+    uint64_t handed = sequence->handed[layer];
+    struct gw_lacking lacking = {handed, 0};
     for (uint32_t i = 0; i < sequence->part_count; ++i) {
         const struct gw_part *part = sequence->parts[i];
-        uint64_t share =
-            gw_route_part_tokens(&sequence->route, part->index, sequence->handed[layer]);
-        uint64_t first = sequence->route.parts[part->index].token_begin + part->queued[layer];
-        if (!atomic_load(&part->lost) && part->queued[layer] < share && first < missing) {
-            missing = first;
+        uint64_t share = gw_route_part_tokens(&sequence->route, part->index, handed);
+        uint64_t begin = sequence->route.parts[part->index].token_begin;
+        if (!atomic_load(&part->lost) && part->queued[layer] < share) {
+            uint64_t first = begin + part->queued[layer], last = begin + share;
+            lacking.begin = first < lacking.begin ? first : lacking.begin;
+            lacking.end = last > lacking.end ? last : lacking.end;
         }
     }
-    return missing;
+    lacking.end = lacking.end > 0 ? lacking.end : handed;
+    return lacking;
 }
 
 enum pp_status gw_remote_append(struct gw_remote_sequence *sequence, uint32_t layer, uint64_t start,

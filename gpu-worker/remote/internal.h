@@ -209,7 +209,9 @@ struct gw_node {
     struct pp_call *append_call;
     struct gw_chunk *queue_first, *queue_last, *unsent;
     uint32_t in_flight;
-    bool renew_bulk; /* the stream's rows may be stuck: another connection at the next tick */
+    bool renew_bulk;    /* the stream's rows may be stuck: another connection at the next tick */
+    uint32_t abandoned; /* sent, dropped, and not answered */
+    uint64_t owed_us;   /* with abandoned ones: when the node must have answered something */
     uint64_t stall_us, reopen_us;
     enum pp_status append_status; /* why the stream ended last */
     char append_message[120];

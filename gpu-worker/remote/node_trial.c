@@ -19,6 +19,7 @@ static bool puts_out(enum pp_status status)
 {
     switch (status) {
     case PP_UNAVAILABLE:
+    case PP_RESOURCE_EXHAUSTED: /* its rows never left the outbox */
     case PP_DEADLINE_EXCEEDED:
     case PP_STARTING:
     case PP_DRAINING:

@@ -81,7 +81,13 @@ static bool of_part(const struct gw_chunk *chunk, const void *context)
 
 void gw_outbox_drop(const struct gw_part *part)
 {
-    queue_remove(part->node, of_part, part);
+    struct gw_node *node = part->node;
+    uint32_t before = node->in_flight;
+    queue_remove(node, of_part, part);
+    if (node->in_flight < before && node->abandoned == 0) {
+        node->owed_us = gw_remote_now(node->remote) + node->remote->config.attend_timeout_us;
+    }
+    node->abandoned += before - node->in_flight;
 }
 
 static void take_ack(struct gw_node *node, const struct ack *ack)
@@ -105,6 +111,7 @@ static void stream_lost(struct gw_node *node, enum pp_status status, const char 
     snprintf(node->append_message, sizeof(node->append_message), "%s",
              message != NULL ? message : "");
     node->append_call = NULL;
+    node->abandoned = 0;
     node->unsent = node->queue_first;
     if (node->in_flight > 0) {
         pp_stat_add(node->remote->append_resends, node->in_flight);
@@ -145,8 +152,10 @@ static void take_answer(struct gw_node *node, const Pigpen__V1__AppendKvResponse
     while (chunk != node->unsent && chunk->request_id != answer->request_id) {
         chunk = chunk->next;
     }
-    if (chunk == node->unsent) {
-        return; /* of a sequence that has ended, or acknowledged by a later answer */
+    if (chunk == node->unsent) { /* of a part that has gone, or acknowledged by a later answer */
+        node->abandoned -= node->abandoned > 0 ? 1 : 0;
+        node->owed_us = gw_remote_now(node->remote) + node->remote->config.attend_timeout_us;
+        return;
     }
     struct gw_part *part = chunk->part;
     if (answer->status != NULL && answer->status->code != 0) {
@@ -301,7 +310,9 @@ static void reconnect(struct gw_node *node)
 uint64_t gw_outbox_tick(struct gw_node *node, uint64_t now_us)
 {
     bool stalled = node->queue_first != NULL && now_us >= node->stall_us;
-    bool deaf = (stalled || node->renew_bulk) && node->append_call != NULL;
+    /* What was dropped may still be with the sender, and its bytes with it. */
+    bool owing = node->abandoned > 0 && now_us >= node->owed_us;
+    bool deaf = (stalled || owing || node->renew_bulk) && node->append_call != NULL;
     node->renew_bulk = false;
     while (node->queue_first != NULL && now_us >= node->stall_us) {
         if (node->append_call == NULL) {
@@ -317,7 +328,7 @@ uint64_t gw_outbox_tick(struct gw_node *node, uint64_t now_us)
         reconnect(node);
     }
     if (node->queue_first == NULL) {
-        return UINT64_MAX;
+        return node->abandoned > 0 ? node->owed_us : UINT64_MAX;
     }
     /* Also when somebody else opened the stream again, or a send failed for want of memory. */
     gw_outbox_pump(node);

@@ -144,6 +144,11 @@ static enum pp_status give_up(struct gw_remote_sequence *sequence, enum pp_statu
     return gw_sequence_failed(sequence);
 }
 
+bool gw_remote_recoverable(const struct gw_remote_sequence *sequence)
+{
+    return gw_sequence_failed(sequence) != PP_OK && sequence->recoverable;
+}
+
 enum pp_status gw_remote_recover(struct gw_remote_sequence *sequence)
 {
     enum pp_status failed = gw_sequence_failed(sequence);

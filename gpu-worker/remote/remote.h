@@ -103,9 +103,14 @@ PP_MUST_USE enum pp_status gw_remote_sequence_reopen(struct gw_remote_sequence *
  * handed over again. Otherwise the failure itself; also when no node is left.
  * PP_FAILED_PRECONDITION: nothing has failed. */
 PP_MUST_USE enum pp_status gw_remote_recover(struct gw_remote_sequence *sequence);
-/* The first token of a layer that was handed over and that some part lacks; the number of tokens
- * handed over when there is none. Parts that have more skip it. */
-uint64_t gw_remote_lacking(const struct gw_remote_sequence *sequence, uint32_t layer);
+/* Whether it can go on after a failure: none is another. */
+bool gw_remote_recoverable(const struct gw_remote_sequence *sequence);
+/* From the first to the last token of a layer that was handed over and that some part lacks; both
+ * the number of tokens handed over when there is none. Parts skip what they have. */
+struct gw_lacking {
+    uint64_t begin, end;
+};
+struct gw_lacking gw_remote_lacking(const struct gw_remote_sequence *sequence, uint32_t layer);
 
 /* Hands over rows [start, start + count) of a layer for the nodes; start is counted from the first
  * token that ever leaves the worker (the sink stays) and is what was handed over before, or less:

@@ -25,6 +25,7 @@
 #define HEADS_MAX     6u
 #define DIM_MAX       16u
 #define TALES         2u
+#define TRIES_MAX     20u /* of one step, by recovering */
 
 /* One sequence and what is known of it. */
 struct tale {
@@ -104,7 +105,7 @@ static enum pp_status refill(struct tale *tale)
 {
     const struct reference *reference = &tale->reference;
     for (uint32_t layer = 0; layer < LAYERS; ++layer) {
-        uint64_t from = gw_remote_lacking(tale->sequence, layer);
+        uint64_t from = gw_remote_lacking(tale->sequence, layer).begin;
         while (from < tale->given[layer]) {
             uint64_t left = tale->given[layer] - from, at = reference_wire(reference, layer, from);
             uint32_t count = left < 100 ? (uint32_t)left : 100;
@@ -123,7 +124,8 @@ static bool went_well(struct run *run, struct tale *tale, enum pp_status status)
     if (status == PP_OK) {
         return true;
     }
-    while (status != PP_OK) {
+    for (uint32_t tries = 0; status != PP_OK; ++tries) {
+        CHECK(tries < TRIES_MAX);
         if (gw_remote_recover(tale->sequence) != PP_OK) {
             return ended(run, tale, status);
         }
@@ -164,7 +166,8 @@ static bool append_layer(struct run *run, struct tale *tale, uint32_t layer, uin
     uint64_t at = reference_wire(reference, layer, tale->handed);
     bool well = false;
     reference_draw(&tale->reference, &run->rng, layer, tale->handed, count);
-    while (!well && tale->sequence != NULL) {
+    for (uint32_t tries = 0; !well && tale->sequence != NULL; ++tries) {
+        CHECK(tries < TRIES_MAX);
         well = went_well(run, tale,
                          gw_remote_append(tale->sequence, layer, tale->handed, count,
                                           reference->wire_k + at, reference->wire_v + at, bulk));
@@ -193,7 +196,7 @@ static void op_flush(struct run *run, struct tale *tale)
     (void)went_well(run, tale, gw_remote_flush(tale->sequence));
     for (uint32_t layer = 0; layer < LAYERS && tale->sequence != NULL; ++layer) {
         CHECK(gw_remote_held(tale->sequence, layer) == tale->handed);
-        CHECK(gw_remote_lacking(tale->sequence, layer) == tale->handed);
+        CHECK(gw_remote_lacking(tale->sequence, layer).begin == tale->handed);
     }
 }
 
@@ -202,7 +205,9 @@ static void op_truncate(struct run *run, struct tale *tale)
 {
     uint64_t kept = draw(run, tale->handed + 1);
     enum pp_status status;
-    while ((status = gw_remote_truncate(tale->sequence, kept)) != PP_OK) {
+    for (uint32_t tries = 0; (status = gw_remote_truncate(tale->sequence, kept)) != PP_OK;
+         ++tries) {
+        CHECK(tries < TRIES_MAX);
         if (gw_remote_recover(tale->sequence) != PP_OK) {
             (void)ended(run, tale, status);
             return;

@@ -189,8 +189,10 @@ void sim_post_local(struct pp_sim_net *net, struct sim_stream *stream,
 void sim_digest(struct pp_sim_net *net, uint64_t value);
 /* Applies all events that are due. */
 void sim_apply_due(struct pp_sim_net *net);
-/* What an endpoint has sent and is still on the way no longer needs its memory. */
-void sim_keep_sent(struct pp_sim_net *net, const struct sim_endpoint *sender);
+/* What an endpoint has sent, on one connection or (NULL) on all, and is still on the way no longer
+ * needs its memory. */
+void sim_keep_sent(struct pp_sim_net *net, const struct sim_endpoint *sender,
+                   const struct sim_connection *on);
 struct sim_endpoint *sim_listener(struct pp_sim_net *net, const char *address);
 void sim_stream_release(struct sim_stream *stream);
 size_t sim_poll(struct pp_transport *transport, uint64_t until_us);

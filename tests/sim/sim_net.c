@@ -318,20 +318,24 @@ static void apply(struct pp_sim_net *net, struct sim_event *event)
     event_drop(event);
 }
 
-static void keep_items(struct sim_event *events, size_t count, const struct sim_endpoint *sender)
+/* on NULL: whatever the sender has sent. */
+static void keep_items(struct sim_event *events, size_t count, const struct sim_endpoint *sender,
+                       const struct sim_connection *on)
 {
     for (size_t i = 0; i < count; ++i) {
         struct sim_connection *connection = events[i].connection;
-        if (events[i].item != NULL && connection->ends[1 - events[i].to] == sender) {
+        bool meant = on == NULL || connection == on;
+        if (events[i].item != NULL && meant && connection->ends[1 - events[i].to] == sender) {
             sim_item_keep(events[i].item);
         }
     }
 }
 
-void sim_keep_sent(struct pp_sim_net *net, const struct sim_endpoint *sender)
+void sim_keep_sent(struct pp_sim_net *net, const struct sim_endpoint *sender,
+                   const struct sim_connection *on)
 {
-    keep_items(net->heap, net->heap_count, sender);
-    keep_items(net->held, net->held_count, sender);
+    keep_items(net->heap, net->heap_count, sender, on);
+    keep_items(net->held, net->held_count, sender, on);
 }
 
 void sim_apply_due(struct pp_sim_net *net)

@@ -48,6 +48,9 @@ static void channel_close(struct pp_channel *channel)
     while (channel->calls != NULL) {
         abandon(channel->calls, "the channel was closed");
     }
+    if (channel->connection != NULL) {
+        sim_keep_sent(endpoint->net, endpoint, channel->connection);
+    }
     struct pp_channel **link = &endpoint->channels;
     while (*link != channel) {
         link = &(*link)->next;
@@ -229,7 +232,7 @@ static void destroy(struct pp_transport *transport)
     while (endpoint->channels != NULL) {
         channel_close(endpoint->channels);
     }
-    sim_keep_sent(net, endpoint);
+    sim_keep_sent(net, endpoint, NULL);
     for (struct sim_connection *at = net->connections; at != NULL; at = at->next) {
         for (int side = 0; side < 2; ++side) {
             if (at->ends[side] == endpoint) {

@@ -29,8 +29,9 @@ struct gw_remote_sequence {
     struct gw_remote_sequence_config config;
     float *k[LAYERS], *v[LAYERS]; /* [TOKENS][WIDTH] */
     uint64_t given[LAYERS], acknowledged[LAYERS];
+    uint64_t lacking[LAYERS], lacking_end; /* rows that a lost node took along */
+    bool failed;
     struct gw_remote_attend asked;
-    float q[6 * 8];
     bool in_flight;
 };
 
@@ -43,8 +44,12 @@ struct gw_remote {
     enum pp_estimator_kind asked; /* by the last attend */
     uint64_t balanced;            /* layers that a balance came for */
     float balances[LAYERS][WIDTH];
-    bool known;    /* the last attend but for comparing told what is attended here */
-    float rel_err; /* that answers are published with, when it is asked for, but in exact ones */
+    bool known;       /* the last attend but for comparing told what is attended here */
+    float rel_err;    /* that answers are published with, when it is asked for, but in exact ones */
+    uint64_t lose_at; /* attends or appends till a node is lost; 0: never */
+    uint64_t lost_from, lost_to; /* what it holds */
+    uint64_t lose_again;         /* so often, soon after a recovery */
+    uint64_t recoveries, reopened;
     float stretch; /* answers that are not asked for exactly are longer by this share */
 };
 
@@ -75,18 +80,89 @@ void gw_remote_sequence_close(struct gw_remote_sequence *sequence)
     free(sequence);
 }
 
+/* Whether the node is lost now, or was before. */
+static bool fake_lost(struct gw_remote_sequence *sequence)
+{
+    if (fake.lose_at > 0 && --fake.lose_at == 0) {
+        sequence->failed = true;
+    }
+    return sequence->failed;
+}
+
+/* Every token once, in order, but for those that were lost: they may come again. */
 enum pp_status gw_remote_append(struct gw_remote_sequence *sequence, uint32_t layer, uint64_t start,
                                 uint32_t count, const void *k, const void *v, bool bulk)
 {
     (void)bulk;
-    assert_int_equal(start, sequence->given[layer]); /* every token once, in order */
+    if (fake_lost(sequence)) {
+        return PP_UNAVAILABLE;
+    }
     enum pp_dtype dtype = sequence->config.shape.kv_dtype;
     uint32_t dim = sequence->config.shape.head_dim;
-    uint64_t vectors = (uint64_t)count * WIDTH / dim;
-    pp_vectors_to_f32(dtype, dim, k, vectors, sequence->k[layer] + start * WIDTH);
-    pp_vectors_to_f32(dtype, dim, v, vectors, sequence->v[layer] + start * WIDTH);
-    sequence->given[layer] += count;
+    uint64_t row = WIDTH / dim * pp_vector_bytes(dim, dtype);
+    assert_true(start <= sequence->lacking[layer]);
+    for (uint64_t i = start; i < start + count; i++) {
+        if (i != sequence->lacking[layer]) {
+            continue;
+        }
+        uint64_t at = (i - start) * row;
+        pp_vectors_to_f32(dtype, dim, (const uint8_t *)k + at, WIDTH / dim,
+                          sequence->k[layer] + i * WIDTH);
+        pp_vectors_to_f32(dtype, dim, (const uint8_t *)v + at, WIDTH / dim,
+                          sequence->v[layer] + i * WIDTH);
+        sequence->lacking[layer] = i + 1 == sequence->lacking_end ? sequence->given[layer] : i + 1;
+    }
+    uint64_t end = sequence->lacking[layer];
+    sequence->given[layer] = end > sequence->given[layer] ? end : sequence->given[layer];
     fake.appends++;
+    return PP_OK;
+}
+
+bool gw_remote_recoverable(const struct gw_remote_sequence *sequence)
+{
+    return sequence->failed;
+}
+
+enum pp_status gw_remote_recover(struct gw_remote_sequence *sequence)
+{
+    if (!sequence->failed) {
+        return fake.answer != PP_OK ? fake.answer : PP_FAILED_PRECONDITION;
+    }
+    sequence->failed = false;
+    sequence->lacking_end = fake.lost_to;
+    fake.recoveries++;
+    if (fake.lose_again > 0) {
+        fake.lose_again--;
+        fake.lose_at = 2;
+    }
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        uint64_t end =
+            fake.lost_to < sequence->given[layer] ? fake.lost_to : sequence->given[layer];
+        for (uint64_t i = fake.lost_from * WIDTH; i < end * WIDTH; i++) {
+            sequence->k[layer][i] = sequence->v[layer][i] = NAN;
+        }
+        if (fake.lost_from < sequence->given[layer]) {
+            sequence->lacking[layer] = fake.lost_from;
+            sequence->acknowledged[layer] = fake.lost_from;
+        }
+    }
+    return PP_OK;
+}
+
+struct gw_lacking gw_remote_lacking(const struct gw_remote_sequence *sequence, uint32_t layer)
+{
+    uint64_t begin = sequence->lacking[layer], end = sequence->given[layer];
+    end = begin < end && sequence->lacking_end < end ? sequence->lacking_end : end;
+    return (struct gw_lacking){begin, end};
+}
+
+enum pp_status gw_remote_sequence_reopen(struct gw_remote_sequence **sequence)
+{
+    struct gw_remote_sequence *fresh = NULL;
+    fake.reopened++;
+    PP_TRY(gw_remote_sequence_open(&fake, &(*sequence)->config, &fresh));
+    gw_remote_sequence_close(*sequence);
+    *sequence = fresh;
     return PP_OK;
 }
 
@@ -156,7 +232,7 @@ uint64_t gw_remote_held(const struct gw_remote_sequence *sequence, uint32_t laye
         return 0;
     }
     if (fake.ack_every != 0 && fake.held_calls % fake.ack_every == 0) {
-        mine->acknowledged[layer] = mine->given[layer];
+        mine->acknowledged[layer] = mine->lacking[layer];
     }
     return mine->acknowledged[layer];
 }
@@ -164,7 +240,10 @@ uint64_t gw_remote_held(const struct gw_remote_sequence *sequence, uint32_t laye
 enum pp_status gw_remote_flush(struct gw_remote_sequence *sequence)
 {
     fake.flushes++;
-    memcpy(sequence->acknowledged, sequence->given, sizeof(sequence->given));
+    if (sequence->failed) {
+        return PP_UNAVAILABLE;
+    }
+    memcpy(sequence->acknowledged, sequence->lacking, sizeof(sequence->given));
     return PP_OK;
 }
 
@@ -188,6 +267,8 @@ enum pp_status gw_remote_truncate(struct gw_remote_sequence *sequence, uint64_t 
     for (uint32_t i = 0; i < LAYERS; i++) {
         assert_true(held_tokens <= sequence->given[i]);
         sequence->given[i] = held_tokens;
+        sequence->lacking[i] =
+            sequence->lacking[i] < held_tokens ? sequence->lacking[i] : held_tokens;
         sequence->acknowledged[i] =
             sequence->acknowledged[i] < held_tokens ? sequence->acknowledged[i] : held_tokens;
     }
@@ -208,11 +289,13 @@ enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
     return PP_OK;
 }
 
-static void fake_attend_head(const struct gw_remote_sequence *sequence, uint32_t head,
+/* at: a row and head. */
+static void fake_attend_head(const struct gw_remote_sequence *sequence, uint32_t at,
                              struct gw_remote_answer *answer)
 {
     const struct pp_shape *shape = &sequence->config.shape;
-    uint32_t dim = shape->head_dim, kv_head = head / (shape->q_heads / shape->kv_heads);
+    uint32_t dim = shape->head_dim;
+    uint32_t kv_head = at % shape->q_heads / (shape->q_heads / shape->kv_heads);
     double top = -INFINITY, sum = 0.0, o[64] = {0};
     for (uint32_t pass = 0; pass < 2; pass++) {
         for (uint64_t i = 0; i < sequence->asked.held_tokens; i++) {
@@ -220,7 +303,7 @@ static void fake_attend_head(const struct gw_remote_sequence *sequence, uint32_t
             const float *v = sequence->v[sequence->asked.layer] + i * WIDTH + kv_head * dim;
             double score = 0.0;
             for (uint32_t j = 0; j < dim; j++) {
-                score += (double)sequence->asked.q[head * dim + j] * (double)k[j];
+                score += (double)sequence->asked.q[at * dim + j] * (double)k[j];
             }
             score *= (double)shape->scale;
             top = pass == 0 && score > top ? score : top;
@@ -233,18 +316,18 @@ static void fake_attend_head(const struct gw_remote_sequence *sequence, uint32_t
     }
     double stretch = sequence->asked.estimator.kind == PP_EXACT ? 0.0 : (double)fake.stretch;
     for (uint32_t j = 0; j < dim; j++) {
-        answer->o[head * dim + j] = (float)(o[j] / sum * (1.0 + stretch));
+        answer->o[at * dim + j] = (float)(o[j] / sum * (1.0 + stretch));
     }
-    answer->lse[head] = (float)(top + log(sum));
+    answer->lse[at] = (float)(top + log(sum));
     if (answer->var != NULL) {
         double length = 0.0;
         for (uint32_t j = 0; j < dim; j++) {
-            length += pow((double)answer->o[head * dim + j], 2.0);
+            length += pow((double)answer->o[at * dim + j], 2.0);
         }
         bool none = !sequence->asked.errors || sequence->asked.estimator.kind == PP_EXACT;
         double error = none ? 0.0 : (double)fake.rel_err;
-        answer->var[head] = (float)(error * error * length);
-        answer->lse_var[head] = (float)(error * error);
+        answer->var[at] = (float)(error * error * length);
+        answer->lse_var[at] = (float)(error * error);
     }
 }
 
@@ -257,8 +340,12 @@ enum pp_status gw_remote_attend_wait(struct gw_remote_sequence *sequence,
     if (fake.answer != PP_OK) {
         return fake.answer;
     }
-    for (uint32_t head = 0; head < sequence->config.shape.q_heads; head++) {
-        fake_attend_head(sequence, head, answer);
+    if (fake_lost(sequence)) {
+        return PP_UNAVAILABLE;
+    }
+    uint32_t heads = sequence->asked.q_rows * sequence->config.shape.q_heads;
+    for (uint32_t at = 0; at < heads; at++) {
+        fake_attend_head(sequence, at, answer);
     }
     answer->keys_held = sequence->asked.held_tokens * 2;
     answer->keys_read = sequence->asked.held_tokens;

@@ -197,7 +197,7 @@ static void causal_attention_sees_the_past_and_itself_only(void **state)
         uint64_t width = (uint64_t)made.heads.q_heads * dim;
         float *o = malloc(rows * width * sizeof(float));
         assert_int_equal(device->ops->attend_causal(device, NULL, &made.heads, &kv, count - rows,
-                                                    made.q, rows, o),
+                                                    made.q, rows, o, NULL),
                          PP_OK);
         for (uint32_t row = 0; row<rows; row += rows> 9 ? 9 : 1) {
             uint32_t head = row % made.heads.q_heads;
@@ -305,9 +305,9 @@ static void results_are_the_same_bits_at_any_number_of_threads(void **state)
         struct gw_kv_rows kv = {made.k, made.v, 2400};
         float *result = calloc(100 * width + width + 16 + 100 * 200 + 200, sizeof(float));
         float *partial = result + 100 * width, *lse = partial + width, *product = lse + 16;
-        assert_int_equal(
-            device->ops->attend_causal(device, NULL, &made.heads, &kv, 2300, made.q, 100, result),
-            PP_OK);
+        assert_int_equal(device->ops->attend_causal(device, NULL, &made.heads, &kv, 2300, made.q,
+                                                    100, result, NULL),
+                         PP_OK);
         assert_int_equal(
             device->ops->attend_partial(device, NULL, &made.heads, &kv, 1, made.q, 1, partial, lse),
             PP_OK);

@@ -1,0 +1,201 @@
+"""A worker that loses nodes while it answers: the text is the undisturbed one, token for token, and
+what the loss cost is told. PIGPEN_BUILD names the build folder; PIGPEN_LONG=1 kills more often."""
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "interop"))
+import node_process  # noqa: E402
+
+ROOT = HERE.parents[1]
+BUILD = pathlib.Path(os.environ.get("PIGPEN_BUILD", ROOT / "build" / "release"))
+NODE = BUILD / "attn-node" / "attn-node"
+WORKER = BUILD / "gpu-worker" / "gpu-worker"
+MODEL = os.environ.get("PIGPEN_MODEL",
+                       str(ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"))
+TEXT = pathlib.Path("/usr/share/common-licenses/GPL-3")
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("PIGPEN_")}
+OPTIONS = ("--memory-limit=2GiB", "--drain-timeout=5s")
+LONG = os.environ.get("PIGPEN_LONG") == "1"
+SEED = int(os.environ.get("PIGPEN_RECOVERY_SEED", random.randrange(1 << 30)))
+TOKENS = 160
+SAID_SECONDS = 60
+
+
+class Answer:
+    """One prompt, answered while nodes come to harm."""
+
+    def __init__(self, folder, nodes, *options):
+        prompt, self.json = folder / "prompt.txt", folder / "run.json"
+        prompt.write_text(TEXT.read_text()[:3000])
+        self.json.unlink(missing_ok=True)
+        spread = ["--nodes=" + ",".join(f"n{i}={node.address}" for i, node in enumerate(nodes))]
+        # f32: no rounding of K/V on which the likeliest token might turn.
+        self.process = subprocess.Popen(
+            [str(WORKER), "generate", "--model", MODEL, "--prompt-file", str(prompt), "--raw",
+             f"--max-tokens={TOKENS}", "--kv-dtype=f32", "--json", str(self.json), *options,
+             *(spread if nodes else [])],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+            env=ENVIRONMENT)
+        self.lines = []
+        self._said = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stderr:
+            with self._said:
+                self.lines.append(line.decode())
+                self._said.notify_all()
+
+    def errors(self):
+        return "".join(self.lines)
+
+    def wait_for(self, text):
+        """Until a line of stderr has the text in it."""
+        with self._said:
+            if not self._said.wait_for(lambda: any(text in line for line in self.lines),
+                                       SAID_SECONDS):
+                raise AssertionError(f"never said {text!r}:\n" + self.errors())
+
+    def after(self, count):
+        """Waits for so many bytes of the answer."""
+        if len(self.process.stdout.read(count)) != count:
+            raise AssertionError("the answer ended early:\n" + self.errors())
+
+    def finish(self):
+        """Exit status and what was measured."""
+        self.process.stdout.read()
+        status = self.process.wait(timeout=120)
+        self._reader.join()
+        return status, json.loads(self.json.read_text()) if status == 0 else None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+
+class ClusterRecoveryTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.random = random.Random(SEED)
+        print(f"seed {SEED} (replay: PIGPEN_RECOVERY_SEED={SEED})")
+        with tempfile.TemporaryDirectory() as folder, \
+                Answer(pathlib.Path(folder), ()) as answer:
+            status, alone = answer.finish()
+        assert status == 0, answer.errors()
+        cls.undisturbed = alone["answer"]
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.path = pathlib.Path(self.folder.name)
+
+    def nodes(self, count):
+        started = []
+        for _ in range(count):
+            node = node_process.Node(NODE, *OPTIONS)
+            self.addCleanup(node.kill_if_alive)
+            started.append(node)
+        return started
+
+    def kill_one(self, count, *options):
+        """Kills one of the nodes at a random place of the answer; what was measured."""
+        nodes, at = self.nodes(count), self.random.randrange(1, 80)
+        which = self.random.randrange(count)
+        with Answer(self.path, nodes, "--estimator=exact", *options) as answer:
+            answer.after(at)
+            os.kill(nodes[which].process.pid, signal.SIGKILL)
+            status, run = answer.finish()
+        self.assertEqual(status, 0, answer.errors())
+        self.assertEqual(run["answer"], self.undisturbed,
+                         f"n{which} killed after {at} bytes\n" + answer.errors())
+        self.assertEqual(run["tokens_held"][f"n{which}"], 0)
+        for node in nodes:
+            node.kill_if_alive()
+        print(f"{' '.join(options)}: n{which} killed after {at} bytes: {run['recoveries']} recoveries, "
+              f"{run['recovery_ms']:.0f} ms, {run['tokens_recomputed']} tokens computed again")
+        return run
+
+    def test_a_killed_node_costs_time_and_no_token(self):
+        for _ in range(20 if LONG else 2):
+            run = self.kill_one(3)
+            self.assertEqual(run["recoveries"], 1)
+            self.assertGreater(run["recovery_ms"], 0)
+
+    def test_a_killed_node_of_any_cut_costs_no_token(self):
+        for shard, count in (("kv-heads", 3), ("both", 4)):
+            self.assertEqual(self.kill_one(count, f"--shard={shard}")["recoveries"], 1)
+
+    def test_a_killed_replica_costs_nothing(self):
+        for _ in range(20 if LONG else 2):
+            run = self.kill_one(3, "--replicas=2")
+            self.assertEqual((run["recoveries"], run["tokens_recomputed"]), (0, 0))
+
+    def test_a_stopped_node_is_left_alone_and_used_again_when_it_goes_on(self):
+        nodes = self.nodes(3)
+        with Answer(self.path, nodes, "--estimator=exact") as answer:
+            answer.after(10)
+            os.kill(nodes[0].process.pid, signal.SIGSTOP)
+            try:
+                answer.wait_for("sequence goes on")
+            finally:
+                os.kill(nodes[0].process.pid, signal.SIGCONT)
+            answer.wait_for("node in use again")
+            status, run = answer.finish()
+        self.assertEqual(status, 0, answer.errors())
+        self.assertEqual(run["answer"], self.undisturbed, answer.errors())
+        self.assertEqual(run["tokens_held"]["n0"], 0)
+        self.assertRegex(answer.errors(), r"node out of use .*n0.*DEADLINE_EXCEEDED")
+
+    def test_nodes_lost_one_after_the_other_leave_the_last_with_everything(self):
+        nodes = self.nodes(3)
+        with Answer(self.path, nodes, "--estimator=exact") as answer:
+            for node in nodes[:2]:
+                answer.after(20)
+                os.kill(node.process.pid, signal.SIGKILL)
+            status, run = answer.finish()
+        self.assertEqual(status, 0, answer.errors())
+        self.assertEqual(run["answer"], self.undisturbed, answer.errors())
+        held = run["tokens_held"]
+        self.assertEqual((held["n0"], held["n1"]), (0, 0))
+        self.assertGreaterEqual(held["n2"], run["tokens_left"])
+
+    def test_a_node_killed_while_the_prompt_is_stored_costs_no_token(self):
+        nodes = self.nodes(2)
+        with Answer(self.path, nodes, "--estimator=exact") as answer:
+            answer.wait_for("prefill")
+            os.kill(nodes[0].process.pid, signal.SIGKILL)
+            status, run = answer.finish()
+        self.assertEqual(status, 0, answer.errors())
+        self.assertEqual(run["answer"], self.undisturbed, answer.errors())
+        self.assertEqual(run["tokens_held"]["n0"], 0)
+
+    def test_the_last_node_lost_is_named_with_its_cause(self):
+        nodes = self.nodes(1)
+        with Answer(self.path, nodes, "--estimator=exact") as answer:
+            answer.after(10)
+            os.kill(nodes[0].process.pid, signal.SIGKILL)
+            status, _ = answer.finish()
+        self.assertEqual(status, 1)
+        self.assertTrue(re.search(r"no node is left for its part .*node n0 \(", answer.errors()),
+                        answer.errors())
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,127 @@
+/*
+ * A sequence whose node was lost goes on as if it had not been: whatever was lost, whenever, its
+ * rows come back from what is still here and from the tokens.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "tests/unit/engine_fixture.h"
+
+#define PROMPT 500u
+#define STEPS  200u
+
+static float expected[(STEPS + 1) * VOCAB], logits[(STEPS + 1) * VOCAB];
+
+static enum pp_status run(struct tiny *tiny, struct gw_sequence *sequence, float *logits_out)
+{
+    PP_TRY(gw_sequence_prefill(sequence, tiny->ids, PROMPT, 1, logits_out, NULL, NULL));
+    for (uint32_t i = 0; i < STEPS; i++) {
+        PP_TRY(
+            gw_sequence_step(sequence, tiny->ids[PROMPT + i], logits_out + (i + 1) * VOCAB, NULL));
+    }
+    return PP_OK;
+}
+
+static void expect_from_the_worker_alone(struct tiny *tiny)
+{
+    struct gw_sequence *alone = open_kept(tiny, NULL, 0);
+    assert_int_equal(run(tiny, alone, expected), PP_OK);
+    gw_sequence_close(alone);
+}
+
+/* One run over the fake, as it was set up; how far its logits are from the undisturbed ones. */
+static double lose_and_compare(struct tiny *tiny, struct gw_recoveries *recoveries)
+{
+    struct gw_sequence *sequence = open_kept(tiny, &fake, 0);
+    assert_int_equal(run(tiny, sequence, logits), PP_OK);
+    gw_sequence_recoveries(sequence, recoveries);
+    gw_sequence_close(sequence);
+    return largest_difference(logits, expected, (STEPS + 1) * VOCAB);
+}
+
+static void a_lost_span_is_computed_again_behind_what_others_hold(void **state)
+{
+    (void)state;
+    static const uint64_t spans[][2] = {{0, 150},          {0, UINT64_MAX}, {150, 300},
+                                        {300, UINT64_MAX}, {431, 432},      {450, UINT64_MAX}};
+    struct tiny tiny = tiny_new(64, PP_F32);
+    expect_from_the_worker_alone(&tiny);
+    for (size_t i = 0; i < sizeof(spans) / sizeof(spans[0]); i++) {
+        for (uint64_t at = 2; at < 2 * STEPS; at += 97) {
+            struct gw_recoveries recoveries;
+            /* Prefill appends twice; then the attends of the steps count. */
+            fake = (struct gw_remote){.ack_every = 5,
+                                      .lose_at = 2 + at,
+                                      .lost_from = spans[i][0],
+                                      .lost_to = spans[i][1]};
+            double worst = lose_and_compare(&tiny, &recoveries);
+            printf("lost from %llu at call %llu: %.2e, %llu tokens computed again\n",
+                   (unsigned long long)spans[i][0], (unsigned long long)at, worst,
+                   (unsigned long long)recoveries.tokens_recomputed);
+            assert_true(worst < 1e-3);
+            assert_int_equal(recoveries.count, 1);
+            assert_true(spans[i][0] > 440 || recoveries.tokens_recomputed > 0);
+        }
+    }
+    tiny_free(&tiny);
+}
+
+static void a_node_lost_in_prefill_makes_it_start_again(void **state)
+{
+    (void)state;
+    struct tiny tiny = tiny_new(64, PP_F32);
+    expect_from_the_worker_alone(&tiny);
+    for (uint64_t at = 1; at <= LAYERS; at++) {
+        struct gw_recoveries recoveries;
+        fake = (struct gw_remote){.ack_every = 1, .lose_at = at};
+        assert_true(lose_and_compare(&tiny, &recoveries) < 1e-3);
+        assert_int_equal(fake.reopened, 1);
+        assert_int_equal(recoveries.count, 1);
+    }
+    tiny_free(&tiny);
+}
+
+static void nodes_lost_while_recovering_are_recovered_from_too(void **state)
+{
+    (void)state;
+    struct tiny tiny = tiny_new(64, PP_F32);
+    expect_from_the_worker_alone(&tiny);
+    for (uint64_t from = 0; from < 300; from += 70) {
+        struct gw_recoveries recoveries;
+        fake = (struct gw_remote){
+            .ack_every = 1, .lose_at = 150, .lose_again = 3, .lost_from = from, .lost_to = 350};
+        assert_true(lose_and_compare(&tiny, &recoveries) < 1e-3);
+        assert_int_equal(fake.recoveries, 4);
+        assert_int_equal(recoveries.count, 1);
+    }
+    tiny_free(&tiny);
+}
+
+static void a_failure_that_is_no_lost_node_ends_the_sequence(void **state)
+{
+    (void)state;
+    struct tiny tiny = tiny_new(64, PP_F32);
+    fake = (struct gw_remote){.ack_every = 1};
+    struct gw_sequence *sequence = open_kept(&tiny, &fake, 0);
+    assert_int_equal(gw_sequence_prefill(sequence, tiny.ids, PROMPT, 0, NULL, NULL, NULL), PP_OK);
+    fake.answer = PP_NON_FINITE;
+    assert_int_equal(gw_sequence_step(sequence, 1, NULL, NULL), PP_NON_FINITE);
+    assert_int_equal(fake.recoveries, 0);
+    gw_sequence_close(sequence);
+    tiny_free(&tiny);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_lost_span_is_computed_again_behind_what_others_hold),
+        cmocka_unit_test(a_node_lost_in_prefill_makes_it_start_again),
+        cmocka_unit_test(nodes_lost_while_recovering_are_recovered_from_too),
+        cmocka_unit_test(a_failure_that_is_no_lost_node_ends_the_sequence),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
