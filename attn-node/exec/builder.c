@@ -4,6 +4,7 @@
  */
 #include "attn-node/exec/builder.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "attn-node/kv/merge.h"
@@ -20,7 +21,22 @@ struct an_builder {
     struct pp_ring *requests, *results;
     struct pp_thread *thread;
     uint32_t in_work; /* with the thread; exec's count */
+    void (*task)(void *context);
+    void *task_context;
+    _Atomic int task_state; /* enum task_state: exec's until WAITING, the thread's until DONE */
 };
+
+enum task_state { TASK_NONE, TASK_WAITING, TASK_DONE };
+
+static bool task_is(struct an_builder *builder, enum task_state state)
+{
+    return atomic_load_explicit(&builder->task_state, memory_order_acquire) == (int)state;
+}
+
+static void task_set(struct an_builder *builder, enum task_state state)
+{
+    atomic_store_explicit(&builder->task_state, (int)state, memory_order_release);
+}
 
 static void build(struct an_builder *builder, struct an_segment *segment)
 {
@@ -29,12 +45,24 @@ static void build(struct an_builder *builder, struct an_segment *segment)
     segment->build.took_us = pp_clock_now_us(&builder->config.clock) - start_us;
 }
 
+static void run_task(struct an_builder *builder)
+{
+    if (task_is(builder, TASK_WAITING)) {
+        builder->task(builder->task_context);
+        task_set(builder, TASK_DONE);
+        builder->config.wake(builder->config.wake_context);
+    }
+}
+
 static void builder_poll(void *context)
 {
     struct an_builder *builder = context;
-    pp_ring_wait(builder->requests, 0, WAIT_US);
+    if (!task_is(builder, TASK_WAITING)) {
+        pp_ring_wait(builder->requests, 0, WAIT_US);
+    }
     struct an_segment *segment = pp_ring_pop(builder->requests);
     if (segment == NULL) {
+        run_task(builder);
         return;
     }
     build(builder, segment);
@@ -149,6 +177,29 @@ uint32_t an_builder_pump(struct an_builder *builder)
         }
     }
     return published;
+}
+
+void an_builder_task_start(struct an_builder *builder, void (*run)(void *context), void *context)
+{
+    PP_ASSERT(task_is(builder, TASK_NONE));
+    builder->task = run;
+    builder->task_context = context;
+    if (builder->config.sync) {
+        run(context);
+        task_set(builder, TASK_DONE);
+        return;
+    }
+    task_set(builder, TASK_WAITING);
+    pp_ring_wake(builder->requests);
+}
+
+bool an_builder_task_take(struct an_builder *builder)
+{
+    if (!task_is(builder, TASK_DONE)) {
+        return false;
+    }
+    task_set(builder, TASK_NONE);
+    return true;
 }
 
 bool an_builder_busy(const struct an_builder *builder)

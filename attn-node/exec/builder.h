@@ -44,4 +44,10 @@ bool an_builder_busy(const struct an_builder *builder);
  * thread's must be reserved by the caller. Nothing happens when it does not wait. */
 void an_builder_build_now(struct an_builder *builder, struct an_segment *segment);
 
+/* Other work at low priority, one at a time: run(context) on the builder's thread when no build
+ * waits there, then wake; sync: here and now. */
+void an_builder_task_start(struct an_builder *builder, void (*run)(void *context), void *context);
+/* Whether the task has ended; true once. */
+bool an_builder_task_take(struct an_builder *builder);
+
 #endif

@@ -297,6 +297,8 @@ static enum pp_status run_job(struct an_exec *exec, struct an_job *job)
         return job_evict(exec, job);
     case AN_JOB_SELF_TEST:
         return an_exec_self_test(exec, &job->self_test);
+    case AN_JOB_TUNE:
+        return an_exec_tune(exec, job);
     }
     return PP_INTERNAL;
 }

@@ -173,9 +173,14 @@ void an_exec_destroy(struct an_exec *exec)
         job->status = PP_CANCELLED;
         finish(exec, job);
     }
+    an_exec_tune_cancel(exec);
     an_table_deinit(&exec->table);
     an_builder_destroy(exec->builder);
     an_shadow_destroy(exec->shadow);
+    if ((job = an_exec_tune_end(exec)) != NULL) {
+        job->status = PP_CANCELLED;
+        finish(exec, job);
+    }
     an_attend_destroy(exec->attend);
     pp_ring_destroy(exec->done);
     pp_ring_destroy(exec->jobs);
@@ -244,11 +249,17 @@ uint32_t an_exec_poll(struct an_exec *exec, uint64_t wait_us)
     while (count < JOBS_A_POLL && (job = next_job(exec)) != NULL) {
         an_exec_dispatch(exec, job);
         (void)an_builder_pump(exec->builder);
-        finish(exec, job);
+        if (job->kind != AN_JOB_TUNE || job->status != PP_OK) {
+            finish(exec, job);
+        }
         count++;
     }
     if (count == 0) {
         an_shadow_slice(exec->shadow, &exec->table);
+    }
+    job = an_exec_tune_pump(exec);
+    if (job != NULL) {
+        finish(exec, job);
     }
     an_exec_expire(exec);
     an_spares_decay(&exec->store, pp_clock_now_us(&exec->config.clock));

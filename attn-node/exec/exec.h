@@ -35,6 +35,7 @@ enum an_job_kind {
     AN_JOB_LIST,
     AN_JOB_EVICT,
     AN_JOB_SELF_TEST,
+    AN_JOB_TUNE,
 };
 
 /* Names a part in a request. */
@@ -236,6 +237,24 @@ struct an_self_test_args {
     } checks[AN_SELF_TEST_CHECKS_MAX];
 };
 
+/* What one layer should have for a target error, by the part's own late queries over its sealed
+ * rows; shares and errors as in attn-node/index/tune.h, of the median query head. */
+struct an_tune_layer {
+    struct pp_estimator estimator; /* kind NONE: nothing is sampled, or nothing was asked yet */
+    bool dense;                    /* attend it exactly instead */
+    uint64_t tokens;               /* sealed */
+    uint32_t queries;              /* q rows looked at */
+    float rows_share, error, error_worst;
+    float rows_share_now, error_now;
+};
+
+struct an_tune_args {
+    struct an_part_ref part;      /* generation 0: any */
+    float target_error;           /* above 0, at most 1 */
+    struct an_tune_layer *layers; /* [PP_LAYERS_MAX], caller's memory */
+    uint32_t layer_count;         /* out */
+};
+
 struct an_job {
     enum an_job_kind kind;
     enum pp_status status; /* out */
@@ -259,6 +278,7 @@ struct an_job {
         struct an_list_args list;
         struct an_evict_args evict;
         struct an_self_test_args self_test;
+        struct an_tune_args tune;
     };
 };
 
@@ -291,8 +311,8 @@ void an_exec_destroy(struct an_exec *exec);
 /* PP_QUEUE when the ring is full: the job stays the caller's. */
 PP_MUST_USE enum pp_status an_exec_submit(struct an_exec *exec, struct an_job *job);
 /* The next finished job, NULL when there is none. Attends are in order of submission, all others
- * too; an attend may pass others that were submitted before it: it asks for tokens that were
- * acknowledged. */
+ * too, but a tune, which goes on beside them at low priority (one at a time: PP_QUEUE); an attend
+ * may pass others that were submitted before it: it asks for tokens that were acknowledged. */
 struct an_job *an_exec_take_done(struct an_exec *exec);
 
 /* Runs queued jobs, publishes finished builds, frees parts whose lease ended. Waits up to wait_us

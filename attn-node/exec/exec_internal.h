@@ -35,6 +35,7 @@ struct an_exec {
     struct an_attend *attend;
     struct an_builder *builder;
     struct an_shadow *shadow; /* NULL: off */
+    struct an_tuning *tuning; /* the tune that goes on; NULL: none */
     struct an_exec_stats stats;
     struct pp_ring *attends; /* they go before what waits in jobs */
     struct pp_ring *jobs, *done;
@@ -66,6 +67,14 @@ __attribute__((format(printf, 2, 3))) void an_job_explain(struct an_job *job, co
 PP_MUST_USE enum pp_status an_exec_open(struct an_exec *exec, struct an_job *job);
 PP_MUST_USE enum pp_status an_exec_append(struct an_exec *exec, struct an_job *job);
 PP_MUST_USE enum pp_status an_exec_attend(struct an_exec *exec, struct an_job *job);
+/* Begins a tune. PP_OK: the job is not done yet (an_exec_tune_pump). */
+PP_MUST_USE enum pp_status an_exec_tune(struct an_exec *exec, struct an_job *job);
+/* Goes on with it when the builder has done a layer; returns the job when it is done, or NULL. */
+struct an_job *an_exec_tune_pump(struct an_exec *exec);
+/* Makes the builder leave it soon; and, when the builder is gone, ends it: its job, or NULL. */
+void an_exec_tune_cancel(struct an_exec *exec);
+struct an_job *an_exec_tune_end(struct an_exec *exec);
+
 PP_MUST_USE enum pp_status an_exec_self_test(struct an_exec *exec, struct an_self_test_args *test);
 
 /* Finds a part of a request and checks its generation (any: 0 is accepted as no generation). */

@@ -223,6 +223,21 @@ static void attend_count(struct an_exec *exec, const struct an_attend_args *args
     }
 }
 
+/* Keeps what layers with a sample were asked, for tuning. */
+static void keep_queries(struct an_exec *exec, const struct an_attend_args *args)
+{
+    for (uint32_t i = 0; i < args->item_count; i++) {
+        const struct an_attend_item *item = &args->items[i];
+        struct an_part *part = exec->item_parts[i];
+        if (item->status == PP_OK && part->late != NULL) {
+            const struct an_layer *layer = &part->layers[args->layer];
+            if (!layer->dense && an_params_samples(layer->params)) {
+                an_late_put(part->late, args->layer, args->q_dtype, item->q, item->q_rows);
+            }
+        }
+    }
+}
+
 enum pp_status an_exec_attend(struct an_exec *exec, struct an_job *job)
 {
     struct an_attend_args *args = &job->attend;
@@ -250,6 +265,7 @@ enum pp_status an_exec_attend(struct an_exec *exec, struct an_job *job)
         }
     }
     an_attend_run(exec->attend, args, exec->item_parts);
+    keep_queries(exec, args);
     if (exec->stats.stage_scan != NULL) {
         uint64_t end_us = pp_clock_now_us(&exec->config.clock);
         pp_stat_observe(exec->stats.stage_scan, (double)(end_us - start_us) * 1e-6);

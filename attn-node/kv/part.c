@@ -100,6 +100,29 @@ static enum pp_status part_layers_init(struct an_part *part, const struct an_par
     return PP_OK;
 }
 
+/* Where something is sampled, keeps late queries if memory allows: a part does without. */
+static void part_late_init(struct an_part *part)
+{
+    struct pp_limit *limit = part->params->store->limit;
+    const struct pp_shape *shape = &part->spec.shape;
+    uint32_t q_heads = an_part_q_heads(part);
+    uint64_t bytes = an_late_bytes(shape->layers, q_heads, shape->head_dim);
+    bool sampled = false;
+    for (uint32_t i = 0; i < shape->layers; i++) {
+        const struct an_layer *layer = &part->layers[i];
+        sampled = sampled || (!layer->dense && an_params_samples(layer->params));
+    }
+    if (!sampled || bytes == 0 || pp_limit_reserve(limit, PP_MEMORY_KV, bytes) != PP_OK) {
+        return;
+    }
+    part->late = an_late_new(shape->layers, q_heads, shape->head_dim);
+    if (part->late == NULL) {
+        pp_limit_release(limit, PP_MEMORY_KV, bytes);
+        return;
+    }
+    part->own_charge += bytes;
+}
+
 enum pp_status an_part_new(struct an_store *store, const struct an_part_spec *spec,
                            const struct an_part_layers *layers, struct an_part **part_out)
 {
@@ -115,6 +138,7 @@ enum pp_status an_part_new(struct an_store *store, const struct an_part_spec *sp
         an_part_destroy(part);
         return status;
     }
+    part_late_init(part);
     *part_out = part;
     return PP_OK;
 }
@@ -147,6 +171,7 @@ enum pp_status an_part_fork(const struct an_part *from, const uint8_t *sequence_
             return status;
         }
     }
+    part_late_init(part);
     *part_out = part;
     return PP_OK;
 }
@@ -161,6 +186,7 @@ void an_part_destroy(struct an_part *part)
         an_layer_deinit(&part->layers[i]);
     }
     pp_limit_release(params->store->limit, PP_MEMORY_KV, part->reserved_bytes + part->own_charge);
+    an_late_destroy(part->late);
     free(part);
     an_params_release(params);
 }

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "attn-node/kv/late.h"
 #include "attn-node/kv/layer.h"
 #include "common/base/limits.h"
 
@@ -45,7 +46,8 @@ struct an_part {
     uint64_t reserved_bytes;  /* kept free for rows and indexes; shrinks as they are charged */
     uint64_t lent_used;       /* of the limit by rows and indexes when the reserve was lent */
     uint64_t own_charge;
-    bool forked; /* by this fork, for asking again */
+    struct an_late *late; /* NULL: none is kept */
+    bool forked;          /* by this fork, for asking again */
     uint64_t fork_source, fork_held_tokens, fork_generation;
     /* The last truncate, for asking again. */
     uint64_t truncate_held_tokens;
@@ -104,6 +106,12 @@ PP_MUST_USE enum pp_status an_part_seal(struct an_part *part, const uint32_t *la
  * use. */
 void an_part_reserve_lend(struct an_part *part);
 void an_part_reserve_settle(struct an_part *part);
+
+/* Query heads of the kv heads held here. */
+static inline uint32_t an_part_q_heads(const struct an_part *part)
+{
+    return part->spec.kv_head_count * pp_shape_group(&part->spec.shape);
+}
 
 /* Bytes charged to the node for what the part refers to, shared segments in full. */
 uint64_t an_part_bytes(const struct an_part *part);

@@ -189,3 +189,47 @@ const ProtobufCMessage *an_encode_self_test(struct an_service *service, struct a
     out->checks = scratch->check_pointers;
     return &out->base;
 }
+
+static void encode_estimator(const struct pp_estimator *estimator, Pigpen__V1__Estimator *out)
+{
+    pigpen__v1__estimator__init(out);
+    out->kind = (Pigpen__V1__EstimatorKind)estimator->kind;
+    out->k = estimator->k;
+    out->l = estimator->l;
+    out->t = estimator->t;
+    out->bits = estimator->bits;
+    out->rows_share = estimator->rows_share;
+}
+
+const ProtobufCMessage *an_encode_tune(struct an_service *service, struct an_request *request,
+                                       struct pp_payload *payload_out)
+{
+    (void)payload_out;
+    struct an_scratch *scratch = service->scratch;
+    const struct an_tune_args *args = &request->job.tune;
+    Pigpen__V1__TunePartResponse *out = &scratch->tune;
+    pigpen__v1__tune_part_response__init(out);
+    out->incarnation = service->config.incarnation;
+    for (uint32_t index = 0; index < args->layer_count; ++index) {
+        const struct an_tune_layer *layer = &args->layers[index];
+        Pigpen__V1__LayerTuning *tuning = &scratch->tunings[index];
+        pigpen__v1__layer_tuning__init(tuning);
+        tuning->layer = index;
+        if (layer->estimator.kind != PP_ESTIMATOR_NONE) {
+            encode_estimator(&layer->estimator, &scratch->estimators[index]);
+            tuning->estimator = &scratch->estimators[index];
+        }
+        tuning->dense = layer->dense;
+        tuning->tokens = layer->tokens;
+        tuning->queries = layer->queries;
+        tuning->rows_share = layer->rows_share;
+        tuning->error = layer->error;
+        tuning->error_worst = layer->error_worst;
+        tuning->rows_share_now = layer->rows_share_now;
+        tuning->error_now = layer->error_now;
+        scratch->tuning_pointers[index] = tuning;
+    }
+    out->n_layers = args->layer_count;
+    out->layers = scratch->tuning_pointers;
+    return &out->base;
+}

@@ -301,6 +301,16 @@ enum pp_status an_decode_get(const Pigpen__V1__GetPartRequest *request, uint64_t
     return an_decode_take(arena, PP_LAYERS_MAX, sizeof(struct an_layer_info), &job->get.layers);
 }
 
+enum pp_status an_decode_tune(const Pigpen__V1__TunePartRequest *request, uint64_t incarnation,
+                              struct pp_codec_arena *arena, struct an_job *job)
+{
+    job->kind = AN_JOB_TUNE;
+    memset(&job->tune, 0, sizeof(job->tune));
+    PP_TRY(an_decode_part(request->part, incarnation, job, &job->tune.part));
+    job->tune.target_error = request->target_error;
+    return an_decode_take(arena, PP_LAYERS_MAX, sizeof(struct an_tune_layer), &job->tune.layers);
+}
+
 enum pp_status an_decode_list(const Pigpen__V1__ListPartsRequest *request,
                               struct pp_codec_arena *arena, struct an_job *job)
 {

@@ -64,6 +64,9 @@ PP_MUST_USE enum pp_status an_decode_close(const Pigpen__V1__ClosePartRequest *r
 PP_MUST_USE enum pp_status an_decode_get(const Pigpen__V1__GetPartRequest *request,
                                          uint64_t incarnation, struct pp_codec_arena *arena,
                                          struct an_job *job);
+PP_MUST_USE enum pp_status an_decode_tune(const Pigpen__V1__TunePartRequest *request,
+                                          uint64_t incarnation, struct pp_codec_arena *arena,
+                                          struct an_job *job);
 PP_MUST_USE enum pp_status an_decode_list(const Pigpen__V1__ListPartsRequest *request,
                                           struct pp_codec_arena *arena, struct an_job *job);
 PP_MUST_USE enum pp_status an_decode_evict(const Pigpen__V1__EvictPartsRequest *request,

@@ -31,6 +31,7 @@ enum an_method_id {
     AN_METHOD_DRAIN,
     AN_METHOD_RESUME,
     AN_METHOD_SELF_TEST,
+    AN_METHOD_TUNE_PART,
     AN_METHOD_HEALTH_CHECK,
     AN_METHOD_HEALTH_WATCH,
     AN_METHOD_COUNT
@@ -112,6 +113,9 @@ struct an_scratch {
     Pigpen__V1__PartInfo *part_pointers[AN_LIST_PAGE_MAX];
     Pigpen__V1__SelfTestCheck checks[AN_SELF_TEST_CHECKS_MAX];
     Pigpen__V1__SelfTestCheck *check_pointers[AN_SELF_TEST_CHECKS_MAX];
+    Pigpen__V1__LayerTuning tunings[PP_LAYERS_MAX];
+    Pigpen__V1__LayerTuning *tuning_pointers[PP_LAYERS_MAX];
+    Pigpen__V1__Estimator estimators[PP_LAYERS_MAX];
     Pigpen__V1__Counter counters[AN_COUNTERS_MAX];
     Pigpen__V1__Counter *counter_pointers[AN_COUNTERS_MAX];
     char stat_text[AN_STAT_TEXT_BYTES];
@@ -134,6 +138,7 @@ struct an_scratch {
         Pigpen__V1__DrainResponse drain;
         Pigpen__V1__ResumeResponse resume;
         Pigpen__V1__SelfTestResponse self_test;
+        Pigpen__V1__TunePartResponse tune;
         Grpc__Health__V1__HealthCheckResponse health;
     };
 };
@@ -216,6 +221,8 @@ const ProtobufCMessage *an_encode_resume(struct an_service *, struct an_request 
                                          struct pp_payload *);
 const ProtobufCMessage *an_encode_self_test(struct an_service *, struct an_request *,
                                             struct pp_payload *);
+const ProtobufCMessage *an_encode_tune(struct an_service *, struct an_request *,
+                                       struct pp_payload *);
 void an_encode_part_info(Pigpen__V1__PartInfo *out, struct an_part_info *info);
 
 /* health.c */

@@ -26,6 +26,7 @@ DECODE(decode_close, Pigpen__V1__ClosePartRequest, an_decode_close)
     }
 DECODE_ARENA(decode_renew, Pigpen__V1__RenewPartsRequest, an_decode_renew)
 DECODE_ARENA(decode_get, Pigpen__V1__GetPartRequest, an_decode_get)
+DECODE_ARENA(decode_tune, Pigpen__V1__TunePartRequest, an_decode_tune)
 
 /* New parts only while serving. */
 static enum pp_status admit(const struct an_service *service, struct an_job *job)
@@ -184,6 +185,7 @@ const struct an_method an_methods[AN_METHOD_COUNT] = {
     ROW(RESUME, "Resume", UNARY, pigpen__v1__resume_request, decode_resume, an_encode_resume),
     ROW(SELF_TEST, "SelfTest", UNARY, pigpen__v1__self_test_request, decode_self_test,
         an_encode_self_test),
+    ROW(TUNE_PART, "TunePart", UNARY, pigpen__v1__tune_part_request, decode_tune, an_encode_tune),
     ROW(HEALTH_CHECK, "Check", UNARY, grpc__health__v1__health_check_request, an_decode_health,
         an_encode_health),
     ROW(HEALTH_WATCH, "Watch", SERVER_STREAM, grpc__health__v1__health_check_request,

@@ -34,6 +34,7 @@ OPENED(opened_evict_parts, EVICT_PARTS)
 OPENED(opened_drain, DRAIN)
 OPENED(opened_resume, RESUME)
 OPENED(opened_self_test, SELF_TEST)
+OPENED(opened_tune, TUNE_PART)
 OPENED(opened_health_check, HEALTH_CHECK)
 OPENED(opened_health_watch, HEALTH_WATCH)
 
@@ -61,6 +62,7 @@ static const struct pp_method methods[AN_METHOD_COUNT] = {
     {ADMIN "Drain", PP_CALL_UNARY, opened_drain},
     {ADMIN "Resume", PP_CALL_UNARY, opened_resume},
     {ADMIN "SelfTest", PP_CALL_UNARY, opened_self_test},
+    {ADMIN "TunePart", PP_CALL_UNARY, opened_tune},
     {HEALTH "Check", PP_CALL_UNARY, opened_health_check},
     {HEALTH "Watch", PP_CALL_SERVER_STREAM, opened_health_watch},
 };

@@ -13,7 +13,7 @@
 
 #define ADMIN "/pigpen.v1.AdminService/"
 
-static void print_json(json_t *object)
+void ctl_print_json(json_t *object)
 {
     (void)json_dumpf(object, stdout, JSON_COMPACT);
     (void)putchar('\n');
@@ -71,7 +71,7 @@ enum ctl_exit ctl_health(struct ctl *ctl)
     unsigned status = (unsigned)answer->status;
     const char *name = status < 4 ? names[status] : names[0];
     if (ctl->json) {
-        print_json(json_pack("{s:s, s:s}", "node", ctl->node, "status", name));
+        ctl_print_json(json_pack("{s:s, s:s}", "node", ctl->node, "status", name));
     } else {
         printf("%s\n", name);
     }
@@ -90,12 +90,12 @@ static void info_json(const Pigpen__V1__GetServerInfoResponse *info)
     for (size_t index = 0; index < info->n_features; ++index) {
         (void)json_array_append_new(features, json_string(info->features[index]));
     }
-    print_json(json_pack("{s:s, s:s, s:s, s:o, s:s, s:s, s:i, s:I, s:I, s:o}", "node_name",
-                         info->node_name, "version", info->version, "commit", info->commit,
-                         "incarnation", hex_json(info->incarnation), "state",
-                         state_text(info->state), "isa", info->isa, "threads", (int)info->threads,
-                         "memory_limit_bytes", (json_int_t)info->memory_limit_bytes, "uptime_ms",
-                         (json_int_t)info->uptime_ms, "features", features));
+    ctl_print_json(json_pack(
+        "{s:s, s:s, s:s, s:o, s:s, s:s, s:i, s:I, s:I, s:o}", "node_name", info->node_name,
+        "version", info->version, "commit", info->commit, "incarnation",
+        hex_json(info->incarnation), "state", state_text(info->state), "isa", info->isa, "threads",
+        (int)info->threads, "memory_limit_bytes", (json_int_t)info->memory_limit_bytes, "uptime_ms",
+        (json_int_t)info->uptime_ms, "features", features));
 }
 
 static void info_table(const Pigpen__V1__GetServerInfoResponse *info)
@@ -164,8 +164,8 @@ enum ctl_exit ctl_stats(struct ctl *ctl)
         }
     }
     if (counters != NULL) {
-        print_json(json_pack("{s:o, s:o}", "incarnation", hex_json(stats->incarnation), "counters",
-                             counters));
+        ctl_print_json(json_pack("{s:o, s:o}", "incarnation", hex_json(stats->incarnation),
+                                 "counters", counters));
     } else {
         printf("%zu more are 0\n", zero);
     }
@@ -240,7 +240,7 @@ enum ctl_exit ctl_parts(struct ctl *ctl)
         request.after_handle = page->next_after_handle;
     }
     if (list != NULL) {
-        print_json(json_pack("{s:I, s:o}", "parts_total", (json_int_t)total, "parts", list));
+        ctl_print_json(json_pack("{s:I, s:o}", "parts_total", (json_int_t)total, "parts", list));
     } else {
         printf("%" PRIu64 " parts\n", total);
     }
@@ -271,7 +271,7 @@ enum ctl_exit ctl_selftest(struct ctl *ctl)
         }
     }
     if (list != NULL) {
-        print_json(json_pack("{s:b, s:o}", "ok", answer->ok ? 1 : 0, "checks", list));
+        ctl_print_json(json_pack("{s:b, s:o}", "ok", answer->ok ? 1 : 0, "checks", list));
     }
     return answer->ok ? CTL_OK : CTL_NOT_HEALTHY;
 }

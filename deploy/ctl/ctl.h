@@ -4,6 +4,7 @@
 #ifndef PIGPEN_DEPLOY_CTL_CTL_H
 #define PIGPEN_DEPLOY_CTL_CTL_H
 
+#include <jansson.h>
 #include <protobuf-c/protobuf-c.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -24,6 +25,8 @@ enum ctl_exit {
 struct ctl {
     const char *node;
     const char *service; /* of health */
+    const char *part;    /* of tune: a handle in hex; "": the only one */
+    double target_error; /* of tune */
     const char *tls_ca_file, *tls_cert_file, *tls_key_file, *tls_server_name;
     uint64_t timeout_us;
     bool json;
@@ -38,10 +41,14 @@ enum ctl_exit ctl_call(struct ctl *ctl, const char *path, const ProtobufCMessage
                        const ProtobufCMessageDescriptor *answer,
                        const ProtobufCMessage **answer_out);
 
+/* Prints the object on a line of its own and drops it. */
+void ctl_print_json(json_t *object);
+
 enum ctl_exit ctl_health(struct ctl *ctl);
 enum ctl_exit ctl_info(struct ctl *ctl);
 enum ctl_exit ctl_stats(struct ctl *ctl);
 enum ctl_exit ctl_parts(struct ctl *ctl);
 enum ctl_exit ctl_selftest(struct ctl *ctl);
+enum ctl_exit ctl_tune(struct ctl *ctl);
 
 #endif

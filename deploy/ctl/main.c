@@ -14,9 +14,10 @@
 
 extern char **environ;
 
-static const char *const command_names[] = {"health", "info", "stats", "parts", "selftest", NULL};
-static enum ctl_exit (*const commands[])(struct ctl *ctl) = {ctl_health, ctl_info, ctl_stats,
-                                                             ctl_parts, ctl_selftest};
+static const char *const command_names[] = {"health",   "info", "stats", "parts",
+                                            "selftest", "tune", NULL};
+static enum ctl_exit (*const commands[])(struct ctl *ctl) = {ctl_health, ctl_info,     ctl_stats,
+                                                             ctl_parts,  ctl_selftest, ctl_tune};
 
 static struct ctl ctl;
 static int command;
@@ -28,8 +29,11 @@ static const struct pp_option options[] = {
      .choices = command_names,
      .positional = true,
      .group = "Command",
-     .help = "health: is the node serving? info: what runs there. stats: its counters (table: "
-             "those that are not 0). parts: what it holds. selftest: let it attend a fixture now."},
+     .help =
+         "health: is the node serving? info: what runs there. stats: its counters (table: "
+         "those that are not 0). parts: what it holds. selftest: let it attend a fixture now. "
+         "tune: what a part's layers need for a target error, by its own late queries (waits 10 "
+         "minutes at least)."},
     {.name = "node",
      .kind = PP_OPTION_TEXT,
      .target = &ctl.node,
@@ -53,6 +57,21 @@ static const struct pp_option options[] = {
      .value_name = "NAME",
      .group = "Node",
      .help = "health: the service asked after. Empty: the whole node."},
+    {.name = "part",
+     .kind = PP_OPTION_TEXT,
+     .target = &ctl.part,
+     .default_text = "",
+     .value_name = "HANDLE",
+     .group = "Tuning",
+     .help = "tune: the part, as parts shows it. Empty: the only one there."},
+    {.name = "target-error",
+     .kind = PP_OPTION_DOUBLE,
+     .target = &ctl.target_error,
+     .default_text = "0.1",
+     .value_name = "E",
+     .group = "Tuning",
+     .number_max = 1.0,
+     .help = "tune: how far an answer may be off, relative to its size."},
     {.name = "json",
      .kind = PP_OPTION_BOOL,
      .target = &ctl.json,
@@ -94,6 +113,7 @@ static const struct pp_options_spec spec = {
     .summary = "Asks an attention node how it is.",
     .examples = "  pigpenctl health\n"
                 "  pigpenctl info --node=10.0.0.7:7450 --json\n"
+                "  pigpenctl tune --node=10.0.0.7:7450 --target-error=0.1\n"
                 "\n"
                 "Exit code: 0 good, 1 the node says it is not, 2 wrong usage, 3 no answer,\n"
                 "4 the node refused.\n",

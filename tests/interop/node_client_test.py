@@ -11,39 +11,12 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import node_process  # noqa: E402
+from node_case import NodeCase  # noqa: E402
 from node_client import (DTYPES, PROGRAM, Client, Part, admin, attention, common, crc32c,  # noqa: E402
                          grpc, health, np, reference, sections_of)
 
 
-class NodeTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.node = node_process.Node(PROGRAM, "--build=sync", "--memory-limit=2GiB", "--spin=0us",
-                                     "--drain-timeout=100ms")
-        cls.client = Client(cls.node.address)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.client.channel.close()
-        code = cls.node.stop()
-        if code != 0:
-            raise AssertionError(f"attn-node ended with {code}:\n" + "".join(cls.node.lines))
-
-    def setUp(self):
-        self.random = np.random.default_rng(42)
-
-    def rows(self, tokens, heads=2, dim=64):
-        return self.random.standard_normal((tokens, heads, dim), dtype=np.float32)
-
-    def refused(self, code, reason, call):
-        with self.assertRaises(grpc.RpcError) as caught:
-            call()
-        trailers = dict(caught.exception.trailing_metadata() or ())
-        self.assertEqual(caught.exception.code(), code, caught.exception.details())
-        self.assertIn(trailers.get("pigpen-reason"),
-                      reason if isinstance(reason, tuple) else (reason,))
-        return caught.exception
-
+class NodeTest(NodeCase):
     def compare(self, part, q, k, v, held, tolerance, **options):
         answer, got = part.attend(q, held, **options)
         self.assertEqual(answer.results[0].status.code, 0, answer.results[0].status)

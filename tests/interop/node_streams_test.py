@@ -13,6 +13,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import node_process  # noqa: E402
+from node_case import NodeCase  # noqa: E402
 from node_client import PROGRAM, Client, Part, attention, common, grpc, np, sections_of  # noqa: E402
 
 
@@ -72,19 +73,8 @@ def framed(request):
     return b"\0" + struct.pack(">I", len(body)) + body
 
 
-class StreamsTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.node = node_process.Node(PROGRAM, "--memory-limit=2GiB", "--spin=0us",
-                                     "--drain-timeout=100ms")
-        cls.client = Client(cls.node.address)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.client.channel.close()
-        code = cls.node.stop()
-        if code != 0:
-            raise AssertionError(f"attn-node ended with {code}:\n" + "".join(cls.node.lines))
+class StreamsTest(NodeCase):
+    options = ("--memory-limit=2GiB", "--spin=0us", "--drain-timeout=100ms")
 
     def held(self, part, layer=0):
         answer = self.client.data.GetPart(attention.GetPartRequest(part=part.ref))
@@ -105,13 +95,6 @@ class StreamsTest(unittest.TestCase):
         pieces = self.client.data.ReadKv(
             attention.ReadKvRequest(part=part.ref, layer=0, start=0, count=count))
         return b"".join(piece.payload for piece in pieces)
-
-    def refused(self, code, reason, call):
-        with self.assertRaises(grpc.RpcError) as caught:
-            call()
-        self.assertEqual(caught.exception.code(), code, caught.exception.details())
-        self.assertEqual(dict(caught.exception.trailing_metadata()).get("pigpen-reason"), reason)
-        return caught.exception
 
     def test_a_stream_cut_inside_a_message_shows_nothing_of_it(self):
         for share in (0.0, 0.02, 0.5, 0.999):
