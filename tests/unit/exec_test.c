@@ -172,7 +172,7 @@ static void an_append_that_memory_refuses_in_the_middle_changes_nothing(void **s
     for (uint64_t room = 0; room < (3ull << 20); room += 97 * 1024) {
         struct fixture fixture = {.now_us = 1};
         struct an_exec_config config = fixture_config(&fixture);
-        config.memory_limit_bytes = (17ull << 20) + room;
+        config.memory_limit_bytes = (21ull << 20) + room;
         fixture_start(&fixture, &config);
         uint64_t handle = fixture_open(&fixture, &shape, 1);
         enum pp_status status = fixture_append(&fixture, handle, 1, &shape, 0, 0, 700, 8, false);
