@@ -119,6 +119,14 @@ static size_t worker_error_options(struct gw_worker_options *options, struct pp_
          .help = "Relative error that every answer of a node is to be within, 0.1 for instance: "
                  "sketch reads as many keys as that takes, and what misses it is attended exactly. "
                  "0: none."},
+        {.name = "cache-dir",
+         .kind = PP_OPTION_TEXT,
+         .target = &options->cache_dir,
+         .group = "Attention nodes",
+         .default_text = "",
+         .value_name = "DIR",
+         .help = "Where --sketch-balance keeps what it measured, by model, for later starts and "
+                 "short prompts."},
         {.name = "errors",
          .kind = PP_OPTION_BOOL,
          .target = &options->errors,
@@ -450,6 +458,9 @@ enum pp_status gw_worker_open(struct gw_worker *worker, const struct gw_worker_o
         status =
             gw_layers_parse(options->dense_layers, gw_engine_info(worker->engine)->shape.layers,
                             errors, worker->dense_layers, &worker->dense_layer_count);
+    }
+    if (status == PP_OK && worker_or_null(options->cache_dir) != NULL) {
+        status = gw_engine_keep_balances(worker->engine, options->cache_dir);
     }
     if (status == PP_OK) {
         status = worker_open_remote(worker, options, errors);

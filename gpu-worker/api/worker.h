@@ -36,8 +36,9 @@ struct gw_worker_options {
     bool nodes_plan;
     bool worker_signatures;
     bool sketch_balance;
-    bool errors;         /* nodes say how far off their answers may be */
-    double target_error; /* of an estimator that names none; 0: none */
+    const char *cache_dir; /* "" or NULL: nothing is kept */
+    bool errors;           /* nodes say how far off their answers may be */
+    double target_error;   /* of an estimator that names none; 0: none */
     int log_level;
     bool quiet; /* no progress on stderr */
     /* PEM files and a name; "" or NULL: none. Without an authority: plain text. */

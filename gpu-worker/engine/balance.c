@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "common/base/limits.h"
+#include "gpu-worker/engine/balance_file.h"
 #include "gpu-worker/engine/engine_state.h"
 
 #define ADDED_SHARE 0.01
@@ -81,4 +82,65 @@ enum pp_status gw_balance_measure(struct gw_engine *engine, struct gw_balance *b
                      balance->values + at);
     }
     return PP_OK;
+}
+
+static struct gw_balance_key balances_key(const struct gw_engine *engine)
+{
+    return (struct gw_balance_key){.fingerprint = engine->info.fingerprint,
+                                   .fingerprint_bytes = engine->info.fingerprint_bytes,
+                                   .layers = engine->info.shape.layers,
+                                   .kv_heads = engine->heads.kv_heads,
+                                   .head_dim = engine->heads.head_dim};
+}
+
+enum pp_status gw_engine_keep_balances(struct gw_engine *engine, const char *folder)
+{
+    struct gw_balance_key key = balances_key(engine);
+    uint64_t values = (uint64_t)key.layers * key.kv_heads * key.head_dim;
+    engine->balances = calloc(values, sizeof(float));
+    engine->balances_folder = strdup(folder);
+    if (engine->balances == NULL || engine->balances_folder == NULL) {
+        return PP_MEMORY;
+    }
+    enum pp_status status = gw_balance_file_load(folder, &key, engine->balances);
+    return status == PP_MEMORY ? status : PP_OK;
+}
+
+static float *balance_at(const struct gw_engine *engine, uint32_t layer)
+{
+    return engine->balances + (uint64_t)layer * engine->heads.kv_heads * engine->heads.head_dim;
+}
+
+float *gw_engine_balance(const struct gw_engine *engine, uint32_t layer)
+{
+    bool kept = engine->balances != NULL && balance_at(engine, layer)[0] != 0.0f;
+    return kept ? balance_at(engine, layer) : NULL;
+}
+
+enum pp_status gw_balances_give(struct gw_sequence *sequence)
+{
+    const struct gw_engine *engine = sequence->engine;
+    for (uint32_t layer = 0; layer < engine->info.shape.layers; layer++) {
+        const float *kept = gw_engine_balance(engine, layer);
+        if (kept != NULL && gw_sequence_balances(sequence, layer)) {
+            PP_TRY(gw_remote_balance(sequence->remote, layer, kept));
+        }
+    }
+    return PP_OK;
+}
+
+void gw_balances_take(struct gw_engine *engine, uint32_t layer, const float *values)
+{
+    if (engine->balances != NULL) {
+        memcpy(balance_at(engine, layer), values,
+               sizeof(float) * engine->heads.kv_heads * engine->heads.head_dim);
+    }
+}
+
+void gw_balances_save(const struct gw_engine *engine)
+{
+    struct gw_balance_key key = balances_key(engine);
+    if (engine->balances != NULL) {
+        (void)gw_balance_file_save(engine->balances_folder, &key, engine->balances);
+    }
 }

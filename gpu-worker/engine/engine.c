@@ -160,6 +160,8 @@ void gw_engine_destroy(struct gw_engine *engine)
         engine->device->ops->stream_destroy(engine->device, engine->stream);
     }
     gw_rope_deinit(&engine->rope, engine->device);
+    free(engine->balances_folder);
+    free(engine->balances);
     free(engine->layers);
     free(engine);
 }

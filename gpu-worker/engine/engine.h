@@ -71,6 +71,12 @@ PP_MUST_USE enum pp_status gw_engine_new(const struct gw_engine_config *config, 
 void gw_engine_destroy(struct gw_engine *engine);
 const struct gw_engine_info *gw_engine_info(const struct gw_engine *engine);
 
+/* From now on balances that are kept in `folder` for this model go to the nodes when a sequence is
+ * opened, whatever its prompt, and layers that none are kept of are measured once and kept. Files
+ * that are missing, damaged or cannot be written are logged and change nothing else. Before the
+ * first sequence. PP_MEMORY. */
+PP_MUST_USE enum pp_status gw_engine_keep_balances(struct gw_engine *engine, const char *folder);
+
 struct gw_sequence_options {
     struct gw_remote *remote; /* NULL: everything stays on the worker */
     struct pp_estimator estimator;
@@ -78,7 +84,8 @@ struct gw_sequence_options {
     uint32_t range_count;
     bool nodes_plan;        /* nodes may attend exactly where they expect that to be cheaper */
     bool worker_signatures; /* prefill hashes the keys of lsh layers, not the nodes */
-    /* prefill of GW_BALANCE_TOKENS or more measures what nodes balance a sketch with */
+    /* prefill of GW_BALANCE_TOKENS or more measures what nodes balance a sketch with, unless it is
+     * kept (gw_engine_keep_balances) */
     bool balance;
     const uint32_t *dense_layers; /* nodes attend these exactly; read at open only */
     uint32_t dense_layer_count;

@@ -31,6 +31,9 @@ struct gw_engine {
     struct gw_layer *layers; /* [shape.layers] */
     struct gw_rope_table rope;
 
+    float *balances;       /* [layers][kv head][dim] kept ones, 0: none; NULL: none are kept */
+    char *balances_folder; /* where */
+
     /* Activations of a chunk, on the device. */
     float *x;                 /* [chunk][hidden]: the step's residual stream */
     float *normed;            /* [chunk][hidden] */
@@ -132,6 +135,15 @@ void gw_step_count_errors(struct gw_sequence *sequence, uint32_t layer);
 /* Asks for the attend that was just answered once more, exactly, and compares. */
 PP_MUST_USE enum pp_status gw_step_compare(struct gw_sequence *sequence, uint32_t layer,
                                            uint64_t held, struct gw_step_stats *stats);
+
+/* The balance that is kept of a layer, NULL: none. */
+float *gw_engine_balance(const struct gw_engine *engine, uint32_t layer);
+/* A new sequence: gives the kept ones to the remote. */
+PP_MUST_USE enum pp_status gw_balances_give(struct gw_sequence *sequence);
+/* Keeps what a prefill measured of a layer; nothing where none are kept. */
+void gw_balances_take(struct gw_engine *engine, uint32_t layer, const float *values);
+/* Writes them to their file. */
+void gw_balances_save(const struct gw_engine *engine);
 
 /* h += FFN(norm(h)) and the output projection before it, for rows of x. */
 enum pp_status gw_engine_finish_layer(struct gw_engine *engine, const struct gw_layer *layer,

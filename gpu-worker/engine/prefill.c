@@ -20,6 +20,7 @@ struct prefill {
     void *k, *v;               /* remote: [count] rows of the layer at hand */
     struct gw_balance balance; /* zeroed: not measured */
     bool balancing;            /* it is measured of the layer at hand */
+    bool balanced;             /* some layer was */
     gw_progress_fn *progress;
     void *context;
     uint32_t tries;
@@ -74,6 +75,8 @@ static enum pp_status prefill_hand_over(struct prefill *prefill, uint32_t layer)
         PP_TRY(
             gw_balance_measure(engine, &prefill->balance, k + sink * sequence->row_bytes, leaving));
         PP_TRY(gw_remote_balance(sequence->remote, layer, prefill->balance.values));
+        gw_balances_take(engine, layer, prefill->balance.values);
+        prefill->balanced = true;
     }
     const struct pp_hash *hash =
         sequence->signatures ? gw_remote_hash(sequence->remote, layer) : NULL;
@@ -110,7 +113,8 @@ static enum pp_status prefill_layer(struct prefill *prefill, uint32_t index)
         kv = (struct gw_kv_rows){prefill->k, prefill->v, 0};
     }
     uint64_t total = (uint64_t)prefill->count * engine->info.shape.layers;
-    prefill->balancing = prefill->balance.values != NULL && gw_sequence_balances(sequence, index);
+    prefill->balancing = prefill->balance.values != NULL && gw_sequence_balances(sequence, index) &&
+                         gw_engine_balance(engine, index) == NULL;
     if (prefill->balancing) {
         gw_balance_clear(&prefill->balance, &engine->heads);
     }
@@ -239,6 +243,9 @@ enum pp_status gw_sequence_prefill(struct gw_sequence *sequence, const uint32_t 
     if (status == PP_OK) {
         prefill.hidden = hidden;
         status = prefill_run(&prefill, ids, logits_out);
+    }
+    if (status == PP_OK && prefill.balanced) {
+        gw_balances_save(engine);
     }
     sequence->broken = sequence->broken || status != PP_OK;
     gw_balance_deinit(&prefill.balance);

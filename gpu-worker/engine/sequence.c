@@ -97,6 +97,9 @@ enum pp_status gw_sequence_open(struct gw_engine *engine, const struct gw_sequen
     if (status == PP_OK && options->remote != NULL) {
         status = sequence_open_remote(sequence, options);
     }
+    if (status == PP_OK && sequence->balance) {
+        status = gw_balances_give(sequence);
+    }
     if (status != PP_OK) {
         gw_sequence_close(sequence);
         return status;

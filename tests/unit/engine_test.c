@@ -2,10 +2,12 @@
  * The engine over a tiny random model: prefill in any chunks, decode against prefill, and the laws
  * of hand-over against a remote that acknowledges as late as it likes.
  */
+#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -149,6 +151,24 @@ static uint64_t balanced_layers(struct tiny *tiny, enum pp_estimator_kind kind, 
     return fake.balanced;
 }
 
+/* Removes a folder with its one file. */
+static void empty_folder(const char *path)
+{
+    DIR *folder = opendir(path);
+    assert_non_null(folder);
+    struct dirent *entry;
+    uint32_t files = 0;
+    while ((entry = readdir(folder)) != NULL) {
+        if (entry->d_name[0] != '.') {
+            files++;
+            assert_int_equal(unlinkat(dirfd(folder), entry->d_name, 0), 0);
+        }
+    }
+    closedir(folder);
+    assert_int_equal(files, 1);
+    assert_int_equal(rmdir(path), 0);
+}
+
 static void a_long_prompt_is_measured_where_a_sketch_wants_it(void **state)
 {
     (void)state;
@@ -167,6 +187,33 @@ static void a_long_prompt_is_measured_where_a_sketch_wants_it(void **state)
         assert_true(fabs(log_sum) < 1e-4 && apart > 0.1);
     }
     tiny_free(&tiny);
+}
+
+static void balances_are_kept_for_later_starts_and_short_prompts(void **state)
+{
+    (void)state;
+    static float measured[LAYERS][WIDTH];
+    char folder[] = "/tmp/pigpen-balances-XXXXXX", inside[64];
+    assert_non_null(mkdtemp(folder));
+    snprintf(inside, sizeof(inside), "%s/kept", folder);
+    for (uint32_t start = 0; start < 2; start++) {
+        struct tiny tiny = tiny_new(128, PP_BF16);
+        assert_int_equal(gw_engine_keep_balances(tiny.engine, inside), PP_OK);
+        bool kept = start == 1;
+        assert_int_equal(balanced_layers(&tiny, PP_SKETCH, true, 100), kept ? LAYERS : 0);
+        assert_int_equal(balanced_layers(&tiny, PP_LSH, true, GW_BALANCE_TOKENS), 0);
+        assert_int_equal(balanced_layers(&tiny, PP_SKETCH, true, GW_BALANCE_TOKENS), LAYERS);
+        if (!kept) {
+            memcpy(measured, fake.balances, sizeof(measured));
+        }
+        assert_memory_equal(fake.balances, measured, sizeof(measured));
+        assert_int_equal(balanced_layers(&tiny, PP_SKETCH, true, 100), LAYERS);
+        assert_memory_equal(fake.balances, measured, sizeof(measured));
+        assert_int_equal(balanced_layers(&tiny, PP_SKETCH, false, GW_BALANCE_TOKENS), 0);
+        tiny_free(&tiny);
+    }
+    empty_folder(inside);
+    assert_int_equal(rmdir(folder), 0);
 }
 
 static void a_balance_is_the_fourth_root_of_the_ratio_of_moments(void **state)
@@ -378,6 +425,7 @@ int main(void)
         cmocka_unit_test(acknowledgements_that_never_come_are_waited_for_when_rows_are_full),
         cmocka_unit_test(short_sequences_never_ask_the_nodes),
         cmocka_unit_test(a_long_prompt_is_measured_where_a_sketch_wants_it),
+        cmocka_unit_test(balances_are_kept_for_later_starts_and_short_prompts),
         cmocka_unit_test(a_balance_is_the_fourth_root_of_the_ratio_of_moments),
         cmocka_unit_test(a_lost_node_ends_the_sequence_with_its_error),
         cmocka_unit_test(nodes_that_forget_what_they_acknowledged_are_found_out),
