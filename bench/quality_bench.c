@@ -6,7 +6,8 @@
  *
  * error_mean, error_by_layer, error_by_head: |o' - o| / |o| of the answers over the queries of an
  * exact run; coverage: how often that is at most twice what was published. kl_mean,
- * top1_agreement: of the logits against the exact run's. ppl: of the text. needle_correct: digits
+ * top1_agreement: of the logits against the exact run's; kl_by_layer: with the estimator in one
+ * layer alone. ppl: of the text. needle_correct: digits
  * predicted right. bytes_per_token_kv_head: read in an attend, a held token. Prompts, estimators
  * and shares that --json has already are left out: a run that was ended goes on where it was.
  */
@@ -30,6 +31,7 @@
 static struct settings {
     const char *model, *text, *estimators, *shares, *json;
     uint64_t context, tokens, needles, threads;
+    bool by_layer;
 } settings;
 
 static const struct pp_option options[] = {
@@ -82,6 +84,12 @@ static const struct pp_option options[] = {
      .value_name = "LIST",
      .help = "Distinct rows that a kv head's group reads, as shares of those held. lsh without "
              "l= takes as many tables as that needs."},
+    {.name = "by-layer",
+     .kind = PP_OPTION_BOOL,
+     .target = &settings.by_layer,
+     .default_text = "false",
+     .help = "Also decode with the estimator in each single layer and the others exact: "
+             "kl_by_layer."},
     {.name = "threads",
      .kind = PP_OPTION_U64,
      .target = &settings.threads,
@@ -244,7 +252,8 @@ static void put_errors(json_t *object, const struct quality_held *held,
 
 static enum pp_status report(const struct bench *bench, const struct prompt *prompt,
                              const struct quality_estimator *estimator, double asked,
-                             const struct quality_errors *errors, const struct gw_eval_run *run)
+                             const struct quality_errors *errors, const struct gw_eval_run *run,
+                             json_t *kl_by_layer)
 {
     double rows = (double)run->score.rows, kl = run->score.kl_sum / rows;
     double ppl = gw_eval_score_perplexity(&run->score);
@@ -283,6 +292,9 @@ static enum pp_status report(const struct bench *bench, const struct prompt *pro
     json_object_set_new(object, "needle_total",
                         json_integer(needle ? (json_int_t)run->score.rows : 0));
     put_errors(object, &prompt->held, errors);
+    if (kl_by_layer != NULL) {
+        json_object_set(object, "kl_by_layer", kl_by_layer);
+    }
     char texts[8][32];
     snprintf(texts[0], sizeof(texts[0]), "%.4f", errors->rows_share);
     snprintf(texts[1], sizeof(texts[1]), "%.4f", errors->mean);
@@ -298,6 +310,20 @@ static enum pp_status report(const struct bench *bench, const struct prompt *pro
     return bench_report(object, bench->threads, PP_COMMIT, settings.json);
 }
 
+/* KL with the estimator in each layer alone. *kl_out is the caller's. */
+static enum pp_status measure_layers(const struct bench *bench, struct prompt *prompt,
+                                     const struct quality_estimator *estimator, json_t **kl_out)
+{
+    *kl_out = json_array();
+    for (uint32_t layer = 0; layer < prompt->held.shape.layers; ++layer) {
+        struct gw_eval_run run;
+        PP_TRY(
+            quality_model_run(prompt->text, prompt->sequence, estimator, layer, bench->bar, &run));
+        json_array_append_new(*kl_out, rounded(run.score.kl_sum / (double)run.score.rows));
+    }
+    return PP_OK;
+}
+
 /* One line: the errors over the exact run's queries, and the run with the estimator. */
 static enum pp_status measure_line(const struct bench *bench, struct prompt *prompt,
                                    const struct quality_spec *spec, double share)
@@ -305,17 +331,23 @@ static enum pp_status measure_line(const struct bench *bench, struct prompt *pro
     struct quality_estimator estimator = {0};
     struct quality_errors errors = {0};
     struct gw_eval_run run = prompt->exact;
+    json_t *kl_by_layer = NULL;
     enum pp_status status =
         quality_open_for_share(spec, &prompt->held, share, bench->threads, &estimator);
     if (status == PP_OK) {
         status = quality_errors_measure(&estimator, &errors);
     }
     if (status == PP_OK && spec->kind != QUALITY_EXACT) {
-        status = quality_model_run(prompt->text, prompt->sequence, &estimator, bench->bar, &run);
+        status = quality_model_run(prompt->text, prompt->sequence, &estimator, QUALITY_ALL_LAYERS,
+                                   bench->bar, &run);
+    }
+    if (status == PP_OK && settings.by_layer) {
+        status = measure_layers(bench, prompt, &estimator, &kl_by_layer);
     }
     if (status == PP_OK) {
-        status = report(bench, prompt, &estimator, share, &errors, &run);
+        status = report(bench, prompt, &estimator, share, &errors, &run, kl_by_layer);
     }
+    json_decref(kl_by_layer);
     quality_errors_free(&errors);
     quality_close(&estimator);
     return status;

@@ -22,6 +22,7 @@ static struct model {
     uint32_t layers_begun;
     /* of a run */
     struct quality_held *held;                 /* NULL: attends pass through */
+    uint32_t only_layer;                       /* that the estimator answers in */
     const struct quality_estimator *estimator; /* NULL: exact, and recorded */
     uint64_t attends;
     const float *q; /* of the attend at hand */
@@ -49,7 +50,8 @@ static void answer_group(void *context, uint64_t kv_head, uint32_t thread)
     const struct quality_held *held = model.held;
     const struct quality_head *head = quality_head_at(held, model.layer, (uint32_t)kv_head);
     uint64_t at = kv_head * head->group;
-    if (model.estimator == NULL) {
+    bool all = model.only_layer == QUALITY_ALL_LAYERS;
+    if (model.estimator == NULL || !(all || model.only_layer == model.layer)) {
         quality_exact(head, model.q + at * head->dim, model.o + at * head->dim, model.lse + at);
         return;
     }
@@ -195,9 +197,10 @@ enum pp_status quality_model_record(struct gw_eval_text *text, struct gw_progres
 }
 
 enum pp_status quality_model_run(struct gw_eval_text *text, struct gw_sequence *sequence,
-                                 const struct quality_estimator *estimator,
+                                 const struct quality_estimator *estimator, uint32_t layer,
                                  struct gw_progress *progress, struct gw_eval_run *run_out)
 {
+    model.only_layer = layer;
     return run_held(text, sequence, (struct quality_held *)(uintptr_t)estimator->held, estimator,
                     progress, run_out);
 }

@@ -26,11 +26,13 @@ PP_MUST_USE enum pp_status quality_model_record(struct gw_eval_text *text,
                                                 struct quality_held *held,
                                                 struct gw_eval_run *run_out);
 
-/* Decodes the measured tokens with the estimator's answers. */
+/* Decodes the measured tokens with the estimator's answers in one layer, or, with
+ * QUALITY_ALL_LAYERS, in all; other layers are exact. */
+#define QUALITY_ALL_LAYERS UINT32_MAX
 PP_MUST_USE enum pp_status quality_model_run(struct gw_eval_text *text,
                                              struct gw_sequence *sequence,
                                              const struct quality_estimator *estimator,
-                                             struct gw_progress *progress,
+                                             uint32_t layer, struct gw_progress *progress,
                                              struct gw_eval_run *run_out);
 
 /* The draws' seed of a step, layer and kv head. */

@@ -72,6 +72,16 @@ class QualityBenchTest(unittest.TestCase):
                           ("text", "topk"), ("needle-0", "topk")])
         self.assertEqual(reports[1]["needle_total"], 5)
 
+    def test_layers_are_also_measured_one_by_one(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = pathlib.Path(folder) / "quality.json"
+            report, = self.quality(out, "--needles=0", "--by-layer", "--tokens=2",
+                                   "--estimators=uniform")
+        self.assertEqual(len(report["kl_by_layer"]), len(report["error_by_layer"]))
+        self.assertGreater(max(report["kl_by_layer"]), 1e-4)
+        # What errs in all layers errs more than in the median one.
+        self.assertGreater(report["kl_mean"], sorted(report["kl_by_layer"])[15])
+
     def test_what_is_no_estimator_is_refused(self):
         for wrong in ("sketch:bits=3", "lsh:balance=no", "exact:sample=head", "magic", "lsh:k=",
                       "sketch:bits=2,"):
