@@ -31,8 +31,10 @@ static void *run(void *argument)
 {
     struct pp_thread *thread = argument;
     pthread_setname_np(pthread_self(), thread->name);
+    /* Below the process's own level, whatever that is; past the lowest it stays the lowest. */
     if (thread->nice_level != 0 &&
-        setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), thread->nice_level) != 0) {
+        setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid),
+                    getpriority(PRIO_PROCESS, 0) + thread->nice_level) != 0) {
         PP_LOG_WARNF("thread", "priority not changed", "name=%s nice=%d", thread->name,
                      thread->nice_level);
     }
