@@ -27,14 +27,14 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("PIGPEN_"
 OPTIONS = ("--memory-limit=2GiB", "--drain-timeout=5s")
 LONG = os.environ.get("PIGPEN_LONG") == "1"
 SEED = int(os.environ.get("PIGPEN_RECOVERY_SEED", random.randrange(1 << 30)))
-TOKENS = 160
+TOKENS = 120
 SAID_SECONDS = 60
 
 
 class Answer:
     """One prompt, answered while nodes come to harm."""
 
-    def __init__(self, folder, nodes, *options):
+    def __init__(self, folder, nodes, *options, tokens=TOKENS):
         prompt, self.json = folder / "prompt.txt", folder / "run.json"
         prompt.write_text(TEXT.read_text()[:3000])
         self.json.unlink(missing_ok=True)
@@ -42,11 +42,11 @@ class Answer:
         # f32: no rounding of K/V on which the likeliest token might turn.
         self.process = subprocess.Popen(
             [str(WORKER), "generate", "--model", MODEL, "--prompt-file", str(prompt), "--raw",
-             f"--max-tokens={TOKENS}", "--kv-dtype=f32", "--json", str(self.json), *options,
+             f"--max-tokens={tokens}", "--kv-dtype=f32", "--json", str(self.json), *options,
              *(spread if nodes else [])],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
             env=ENVIRONMENT)
-        self.lines = []
+        self.lines, self.text = [], b""
         self._said = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -69,12 +69,14 @@ class Answer:
 
     def after(self, count):
         """Waits for so many bytes of the answer."""
-        if len(self.process.stdout.read(count)) != count:
+        read = self.process.stdout.read(count)
+        self.text += read
+        if len(read) != count:
             raise AssertionError("the answer ended early:\n" + self.errors())
 
     def finish(self):
         """Exit status and what was measured."""
-        self.process.stdout.read()
+        self.text += self.process.stdout.read()
         status = self.process.wait(timeout=120)
         self._reader.join()
         return status, json.loads(self.json.read_text()) if status == 0 else None
@@ -110,13 +112,13 @@ class ClusterRecoveryTest(unittest.TestCase):
         started = []
         for _ in range(count):
             node = node_process.Node(NODE, *OPTIONS)
-            self.addCleanup(node.kill_if_alive)
+            self.addCleanup(node.kill)
             started.append(node)
         return started
 
     def kill_one(self, count, *options):
         """Kills one of the nodes at a random place of the answer; what was measured."""
-        nodes, at = self.nodes(count), self.random.randrange(1, 80)
+        nodes, at = self.nodes(count), self.random.randrange(1, 60)
         which = self.random.randrange(count)
         with Answer(self.path, nodes, "--estimator=exact", *options) as answer:
             answer.after(at)
@@ -127,13 +129,13 @@ class ClusterRecoveryTest(unittest.TestCase):
                          f"n{which} killed after {at} bytes\n" + answer.errors())
         self.assertEqual(run["tokens_held"][f"n{which}"], 0)
         for node in nodes:
-            node.kill_if_alive()
+            node.kill()
         print(f"{' '.join(options)}: n{which} killed after {at} bytes: {run['recoveries']} recoveries, "
               f"{run['recovery_ms']:.0f} ms, {run['tokens_recomputed']} tokens computed again")
         return run
 
     def test_a_killed_node_costs_time_and_no_token(self):
-        for _ in range(20 if LONG else 2):
+        for _ in range(20 if LONG else 1):
             run = self.kill_one(3)
             self.assertEqual(run["recoveries"], 1)
             self.assertGreater(run["recovery_ms"], 0)
@@ -143,13 +145,13 @@ class ClusterRecoveryTest(unittest.TestCase):
             self.assertEqual(self.kill_one(count, f"--shard={shard}")["recoveries"], 1)
 
     def test_a_killed_replica_costs_nothing(self):
-        for _ in range(20 if LONG else 2):
+        for _ in range(20 if LONG else 1):
             run = self.kill_one(3, "--replicas=2")
             self.assertEqual((run["recoveries"], run["tokens_recomputed"]), (0, 0))
 
     def test_a_stopped_node_is_left_alone_and_used_again_when_it_goes_on(self):
         nodes = self.nodes(3)
-        with Answer(self.path, nodes, "--estimator=exact") as answer:
+        with Answer(self.path, nodes, "--estimator=exact", tokens=6000) as answer:
             answer.after(10)
             os.kill(nodes[0].process.pid, signal.SIGSTOP)
             try:
@@ -157,10 +159,12 @@ class ClusterRecoveryTest(unittest.TestCase):
             finally:
                 os.kill(nodes[0].process.pid, signal.SIGCONT)
             answer.wait_for("node in use again")
-            status, run = answer.finish()
-        self.assertEqual(status, 0, answer.errors())
-        self.assertEqual(run["answer"], self.undisturbed, answer.errors())
-        self.assertEqual(run["tokens_held"]["n0"], 0)
+            answer.process.send_signal(signal.SIGINT)
+            status, _ = answer.finish()
+        self.assertEqual(status, 130, answer.errors())
+        both = min(len(answer.text) - 8, len(self.undisturbed.encode()) - 8)
+        self.assertGreater(both, 0)
+        self.assertEqual(answer.text[:both], self.undisturbed.encode()[:both], answer.errors())
         self.assertRegex(answer.errors(), r"node out of use .*n0.*DEADLINE_EXCEEDED")
 
     def test_nodes_lost_one_after_the_other_leave_the_last_with_everything(self):

@@ -399,6 +399,7 @@ static void check_healed(struct run *run)
 struct profile {
     double break_rate;
     bool with_faults;
+    uint32_t replicas;
 };
 
 static void run_seed(uint64_t seed, const struct profile *profile, uint32_t *answers,
@@ -416,8 +417,9 @@ static void run_seed(uint64_t seed, const struct profile *profile, uint32_t *ans
         .break_rate = profile->break_rate,
         .tick_us = 20000,
     };
-    sim_world_init(&run->world, &config, 1 + (uint32_t)draw(run, SIM_NODES_MAX),
-                   draw(run, 2) == 0 ? GW_SHARD_TOKENS : GW_SHARD_KV_HEADS,
+    uint32_t nodes = 1 + (uint32_t)draw(run, SIM_NODES_MAX);
+    enum gw_shard shard = (enum gw_shard)draw(run, GW_SHARD_BOTH + 1);
+    sim_world_init(&run->world, &config, nodes, shard, profile->replicas,
                    16 + (uint32_t)draw(run, 100));
     for (uint32_t i = 0; i < TALES; ++i) {
         init_tale(run, &run->tales[i]);
@@ -458,7 +460,7 @@ static void without_faults_every_step_succeeds_and_is_right(void **state)
 {
     (void)state;
     uint32_t answers, failures;
-    run_seeds(&(struct profile){0, false}, &answers, &failures);
+    run_seeds(&(struct profile){0, false, 1}, &answers, &failures);
     assert_int_equal(failures, 0);
     assert_true(answers > 0);
 }
@@ -467,7 +469,7 @@ static void with_breaking_connections_answers_are_right_or_errors(void **state)
 {
     (void)state;
     uint32_t answers, failures;
-    run_seeds(&(struct profile){0.01, false}, &answers, &failures);
+    run_seeds(&(struct profile){0.01, false, 1}, &answers, &failures);
     assert_true(answers > 0);
 }
 
@@ -475,7 +477,24 @@ static void with_stalls_and_restarts_answers_are_right_or_errors(void **state)
 {
     (void)state;
     uint32_t answers, failures;
-    run_seeds(&(struct profile){0.001, true}, &answers, &failures);
+    run_seeds(&(struct profile){0.001, true, 1}, &answers, &failures);
+    assert_true(answers > 0);
+}
+
+static void replicas_without_faults_are_right(void **state)
+{
+    (void)state;
+    uint32_t answers, failures;
+    run_seeds(&(struct profile){0, false, 2}, &answers, &failures);
+    assert_int_equal(failures + recoveries_total, 0);
+    assert_true(answers > 0);
+}
+
+static void replicas_with_stalls_and_restarts_are_right_or_errors(void **state)
+{
+    (void)state;
+    uint32_t answers, failures;
+    run_seeds(&(struct profile){0.001, true, 2}, &answers, &failures);
     assert_true(answers > 0);
 }
 
@@ -491,6 +510,8 @@ int main(void)
         cmocka_unit_test(without_faults_every_step_succeeds_and_is_right),
         cmocka_unit_test(with_breaking_connections_answers_are_right_or_errors),
         cmocka_unit_test(with_stalls_and_restarts_answers_are_right_or_errors),
+        cmocka_unit_test(replicas_without_faults_are_right),
+        cmocka_unit_test(replicas_with_stalls_and_restarts_are_right_or_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

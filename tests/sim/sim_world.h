@@ -16,7 +16,7 @@
 #include "gpu-worker/remote/remote.h"
 #include "tests/sim/sim_net.h"
 
-#define SIM_NODES_MAX    3u
+#define SIM_NODES_MAX    5u
 #define SIM_MEMORY_BYTES (256ull << 20)
 #define SIM_STATS        1024u
 
@@ -119,7 +119,8 @@ static inline void sim_node_pause(struct sim_node *node, bool paused)
 }
 
 static inline void sim_world_init(struct sim_world *world, const struct pp_sim_config *config,
-                                  uint32_t node_count, enum gw_shard shard, uint32_t seal_tokens)
+                                  uint32_t node_count, enum gw_shard shard, uint32_t replicas,
+                                  uint32_t seal_tokens)
 {
     memset(world, 0, sizeof(*world));
     world->net = pp_sim_net_new(config);
@@ -131,6 +132,7 @@ static inline void sim_world_init(struct sim_world *world, const struct pp_sim_c
         .clock = pp_sim_net_clock(world->net),
         .node_count = node_count,
         .shard = shard,
+        .replicas = replicas,
         .attend_timeout_us = 1500000,
         .call_timeout_us = 4000000,
         .outbox_bytes_max = 1 << 16,
