@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "attn-node/exec/exec.h"
+#include "attn-node/registration.h"
 #include "attn-node/service/service.h"
 #include "attn-node/settings.h"
 #include "common/base/log.h"
@@ -46,6 +47,7 @@ struct node {
     struct an_exec *exec;
     struct an_service *service;
     struct pp_admin_http *admin;
+    struct an_registration *registration; /* NULL: none */
     struct pp_thread *rpc;
     bool exec_started;
     uint64_t incarnation;
@@ -90,7 +92,13 @@ static void wake_transport(void *context)
 static void rpc_poll(void *context)
 {
     struct node *node = context;
-    (void)node->transport->ops->poll(node->transport, an_service_next_us(node->service));
+    uint64_t next_us = an_service_next_us(node->service);
+    if (node->registration != NULL) {
+        uint64_t now_us = pp_clock_now_us(&node->clock);
+        uint64_t tick_us = an_registration_tick(node->registration, now_us);
+        next_us = tick_us < next_us ? tick_us : next_us;
+    }
+    (void)node->transport->ops->poll(node->transport, next_us);
     (void)an_service_poll(node->service);
 }
 
@@ -109,7 +117,13 @@ static bool answer_ready(void *context, FILE *details)
     const char *why;
     bool ready = an_service_ready(node->service, &why);
     bool live = answer_live(context, details);
-    return pp_admin_http_put_check(details, "service", ready, ready ? "" : why) && live;
+    bool fits = true;
+    if (node->registration != NULL) {
+        char detail[320];
+        fits = an_registration_fits(node->registration, detail, sizeof(detail));
+        (void)pp_admin_http_put_check(details, "registration", fits, detail);
+    }
+    return pp_admin_http_put_check(details, "service", ready, ready ? "" : why) && live && fits;
 }
 
 static void answer_metrics(void *context, FILE *output)
@@ -199,6 +213,28 @@ static enum pp_status start_parts(struct node *node, const struct budget *budget
     return an_service_new(&service, &node->service);
 }
 
+/* The address that workers are told: the listening one, with the port that it got. */
+static enum pp_status start_registration(struct node *node, int port)
+{
+    const struct an_settings *settings = &node->settings;
+    char advertise[256];
+    if (settings->registration[0] == '\0') {
+        return PP_OK;
+    }
+    const char *colon = strrchr(settings->listen, ':');
+    int host = colon == NULL ? 0 : (int)(colon - settings->listen);
+    snprintf(advertise, sizeof(advertise), "%.*s:%d", host, settings->listen, port);
+    const struct an_registration_config config = {
+        .transport = node->transport,
+        .clock = node->clock,
+        .target = settings->registration,
+        .name = node->host_name,
+        .advertise = settings->advertise[0] != '\0' ? settings->advertise : advertise,
+        .incarnation = node->incarnation,
+        .lease_s = settings->registration_lease_us / 1000000};
+    return an_registration_new(&config, &node->registration);
+}
+
 static enum pp_status start_listening(struct node *node, int *port_out, uint16_t *admin_port_out)
 {
     const struct an_settings *settings = &node->settings;
@@ -214,6 +250,7 @@ static enum pp_status start_listening(struct node *node, int *port_out, uint16_t
         PP_TRY(pp_admin_http_start(settings->admin_listen, &calls, admin_port_out, &node->admin));
         PP_TRY(write_number(settings->admin_port_file, *admin_port_out));
     }
+    PP_TRY(start_registration(node, *port_out));
     PP_TRY(an_exec_start(node->exec));
     node->exec_started = true;
     return pp_thread_start("rpc", rpc_poll, node, 0, &node->rpc);
@@ -294,7 +331,8 @@ static bool drained(const struct node *node)
 {
     struct an_exec_usage usage;
     an_exec_usage(node->exec, &usage);
-    return usage.parts == 0 && an_service_idle(node->service) &&
+    bool left = node->registration == NULL || an_registration_left(node->registration);
+    return left && usage.parts == 0 && an_service_idle(node->service) &&
            an_service_state(node->service) == AN_DRAINING;
 }
 
@@ -340,6 +378,9 @@ static void run(struct node *node, const sigset_t *signals)
     PP_LOG_INFOF("main", "draining", "timeout_us=%llu",
                  (unsigned long long)node->settings.drain_timeout_us);
     an_service_drain(node->service);
+    if (node->registration != NULL) {
+        an_registration_leave(node->registration);
+    }
     wake_transport(node);
     number = 0;
     while (!drained(node) && pp_clock_now_us(&node->clock) < until_us && !ends(number)) {
@@ -376,6 +417,7 @@ static void stop(struct node *node)
         an_exec_stop(node->exec);
     }
     pp_admin_http_stop(node->admin);
+    an_registration_destroy(node->registration);
     if (node->transport != NULL) {
         node->transport->ops->destroy(node->transport);
     }

@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "attn-node/registration.h"
 #include "common/base/limits.h"
 #include "common/mem/limit.h"
 #include "common/obs/listen.h"
@@ -60,7 +61,32 @@ static struct pp_option options[] = {
      .default_text = "",
      .value_name = "NAME",
      .group = NETWORK,
-     .help = "Name of this node for operators. Empty: the host's name."},
+     .help = "Name of this node for operators and in --register. Empty: the host's name."},
+    {.name = "register",
+     .kind = PP_OPTION_TEXT,
+     .target = &parsed.registration,
+     .default_text = "",
+     .value_name = "etcd:HOST:PORT/PREFIX",
+     .group = NETWORK,
+     .help = "Keep this node's name and address in a list that workers follow (their "
+             "--nodes=etcd:HOST:PORT/PREFIX). Empty: none."},
+    {.name = "register-lease",
+     .kind = PP_OPTION_DURATION,
+     .target = &parsed.registration_lease_us,
+     .default_text = "10s",
+     .value_name = "TIME",
+     .group = NETWORK,
+     .min = 1000000,
+     .max = 3600000000,
+     .help = "The entry of --register ends so long after this node's last word."},
+    {.name = "advertise",
+     .kind = PP_OPTION_TEXT,
+     .target = &parsed.advertise,
+     .default_text = "",
+     .value_name = "HOST:PORT",
+     .group = NETWORK,
+     .help = "The address in --register, where workers reach this node by another one. Empty: that "
+             "of --listen with its real port."},
     {.name = "spin",
      .kind = PP_OPTION_DURATION,
      .target = &parsed.spin_us,
@@ -226,6 +252,17 @@ enum pp_status an_settings_check(const struct an_settings *settings)
         fprintf(stderr,
                 "attn-node: --listen=%s is no address: give host:port, [::1]:port or unix:/path\n",
                 settings->listen);
+        return PP_INVALID_ARGUMENT;
+    }
+    const char *fault =
+        settings->registration[0] == '\0' ? NULL : an_registration_fault(settings->registration);
+    if (fault != NULL) {
+        fprintf(stderr, "attn-node: --register=%s: %s\n", settings->registration, fault);
+        return PP_INVALID_ARGUMENT;
+    }
+    if (path && settings->registration[0] != '\0' && settings->advertise[0] == '\0') {
+        fprintf(stderr,
+                "attn-node: --register needs --advertise: workers do not reach unix:/path\n");
         return PP_INVALID_ARGUMENT;
     }
     if (tls != (settings->tls_key_file[0] != '\0')) {

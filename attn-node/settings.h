@@ -12,10 +12,11 @@
 /* What the options say. */
 struct an_settings {
     const char *listen, *admin_listen, *port_file, *admin_port_file, *node_name;
+    const char *registration, *advertise; /* "": none, and the listening address */
     const char *tls_cert_file, *tls_key_file, *tls_ca_file;
     bool tls_client_auth, insecure;
     uint64_t memory_limit, threads, seal_tokens, index_tokens_min, shadow_every;
-    uint64_t lease_us, drain_timeout_us, spin_us;
+    uint64_t lease_us, drain_timeout_us, spin_us, registration_lease_us;
     int build, hugepages, log_level, log_format;
 };
 

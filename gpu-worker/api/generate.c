@@ -380,6 +380,7 @@ static enum pp_status generate_decode(struct generate *generate)
         if (generate->generated >= generate->tokens_max) {
             return PP_OK;
         }
+        gw_worker_follow_nodes(&generate->worker);
         PP_TRY(gw_sequence_step(generate->sequence, id, generate->logits, &step));
         gw_step_stats_add(&generate->steps, &step);
     }

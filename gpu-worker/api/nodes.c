@@ -5,127 +5,66 @@
 
 #include <stdbool.h>
 #include <string.h>
-#include <strings.h>
 
 #include "gpu-worker/api/interrupt.h"
 
 #define NODES_FIRST_LINE_US  1000000u
 #define NODES_LINE_PERIOD_US 5000000u
-#define NODES_PORT_MAX       65535u
-
-/* What is wrong with "host:port", or NULL. */
-static const char *nodes_address_fault(const char *address)
-{
-    if (strncmp(address, "unix:", 5) == 0 || strstr(address, "://") != NULL) {
-        return "nodes are reached by TCP, without a scheme: HOST:PORT";
-    }
-    const char *colon = strrchr(address, ':');
-    if (colon == NULL || colon[1] == '\0') {
-        return "the port is missing: HOST:PORT";
-    }
-    size_t digits = strspn(colon + 1, "0123456789");
-    uint32_t port = 0;
-    for (size_t i = 0; i < digits && port <= NODES_PORT_MAX; i++) {
-        port = port * 10 + (uint32_t)(colon[1 + i] - '0');
-    }
-    if (colon[1 + digits] != '\0' || port == 0 || port > NODES_PORT_MAX) {
-        return "a port is a number from 1 to 65535";
-    }
-    if (colon == address) {
-        return "the host is missing: HOST:PORT";
-    }
-    size_t host = (size_t)(colon - address);
-    bool bracketed = address[0] == '[' && address[host - 1] == ']' && host > 2;
-    if (!bracketed && (address[0] == '[' || memchr(address, ':', host) != NULL)) {
-        return "an IPv6 address stands in brackets: [::1]:7450";
-    }
-    return strpbrk(address, " \t\r\n/") != NULL ? "a host is a name or an address" : NULL;
-}
-
-/* One "name=host:port" of `bytes` characters; what is wrong with it, or NULL. */
-static const char *nodes_one(const char *text, size_t bytes, struct gw_node_address *node_out)
-{
-    const char *equals = memchr(text, '=', bytes);
-    const char *address = equals == NULL ? text : equals + 1;
-    size_t name_bytes = equals == NULL ? bytes : (size_t)(equals - text);
-    size_t address_bytes = bytes - (size_t)(address - text);
-    if (name_bytes == 0 || address_bytes == 0) {
-        return "it is not NAME=HOST:PORT";
-    }
-    if (name_bytes >= sizeof(node_out->name) || address_bytes >= sizeof(node_out->address)) {
-        return "it is too long";
-    }
-    memset(node_out, 0, sizeof(*node_out));
-    memcpy(node_out->name, text, name_bytes);
-    memcpy(node_out->address, address, address_bytes);
-    return nodes_address_fault(node_out->address);
-}
-
-/* The host of an address that has passed; what every machine calls itself is one host. */
-static const char *nodes_host(const char *address, size_t *bytes_out)
-{
-    *bytes_out = (size_t)(strrchr(address, ':') - address);
-    if (*bytes_out == 9 && strncasecmp(address, "localhost", 9) == 0) {
-        return "127.0.0.1"; /* as long */
-    }
-    return address;
-}
-
-/* Whether two addresses are one for certain; that names lead to one node is seen when it answers.
- */
-static bool nodes_same_address(const char *a, const char *b)
-{
-    size_t a_bytes, b_bytes;
-    const char *a_host = nodes_host(a, &a_bytes), *b_host = nodes_host(b, &b_bytes);
-    const char *a_port = a + a_bytes + 1, *b_port = b + b_bytes + 1;
-    return a_bytes == b_bytes && strncasecmp(a_host, b_host, a_bytes) == 0 &&
-           strcmp(a_port + strspn(a_port, "0"), b_port + strspn(b_port, "0")) == 0;
-}
-
-/* Whether the last of `count` nodes is another than those before; else a line says what is wrong.
- */
-static bool nodes_last_is_new(const struct gw_node_address *nodes, uint32_t count, FILE *errors)
-{
-    const struct gw_node_address *last = &nodes[count - 1];
-    for (uint32_t i = 0; i + 1 < count; i++) {
-        if (strcmp(nodes[i].name, last->name) == 0) {
-            fprintf(errors, "--nodes: two nodes are named '%s'\n", last->name);
-            return false;
-        }
-        if (nodes_same_address(nodes[i].address, last->address)) {
-            fprintf(errors, "--nodes: '%s' and '%s' have one address, %s: a node is named once\n",
-                    nodes[i].name, last->name, last->address);
-            return false;
-        }
-    }
-    return true;
-}
+#define NODES_FAULT_BYTES    400u
+#define NODES_LOOK_US        20000u
 
 enum pp_status gw_nodes_parse(const char *text, FILE *errors, struct gw_node_address *nodes_out,
                               uint32_t *count_out)
 {
-    uint32_t count = 0;
-    bool more = *text != '\0';
-    while (more) {
-        size_t bytes = strcspn(text, ",");
-        if (count == GW_NODES_MAX) {
-            fprintf(errors, "--nodes: more than %u nodes\n", GW_NODES_MAX);
-            return PP_INVALID_ARGUMENT;
-        }
-        const char *fault = nodes_one(text, bytes, &nodes_out[count]);
-        if (fault != NULL) {
-            fprintf(errors, "--nodes: '%.*s': %s\n", (int)bytes, text, fault);
-            return PP_INVALID_ARGUMENT;
-        }
-        count++;
-        if (!nodes_last_is_new(nodes_out, count, errors)) {
-            return PP_INVALID_ARGUMENT;
-        }
-        more = text[bytes] == ',';
-        text += bytes + (more ? 1 : 0);
+    struct gw_members members;
+    char fault[NODES_FAULT_BYTES];
+    enum pp_status status = gw_members_parse(text, ",", false, &members, fault, sizeof(fault));
+    if (status != PP_OK) {
+        fprintf(errors, "--nodes: %s\n", fault);
+        return status;
     }
-    *count_out = count;
+    memcpy(nodes_out, members.nodes, members.count * sizeof(*nodes_out));
+    *count_out = members.count;
     return PP_OK;
+}
+
+enum pp_status gw_nodes_check(const char *source, FILE *errors)
+{
+    char fault[NODES_FAULT_BYTES];
+    enum gw_membership_kind kind;
+    enum pp_status status = gw_membership_check(source, &kind, fault, sizeof(fault));
+    if (status != PP_OK) {
+        fprintf(errors, "--nodes: %s\n", fault);
+    }
+    return status;
+}
+
+/* Turns the membership until it has named a node. */
+enum pp_status gw_nodes_list(struct gw_membership *membership, struct pp_transport *transport,
+                             const char *source, uint64_t timeout_us, FILE *errors,
+                             struct gw_members *members_out)
+{
+    uint64_t until_us = pp_clock_now_us(&transport->clock) + timeout_us;
+    members_out->count = 0;
+    for (;;) {
+        char problem[NODES_FAULT_BYTES];
+        uint64_t now_us = pp_clock_now_us(&transport->clock);
+        uint64_t next_us = gw_membership_tick(membership, now_us);
+        if (gw_membership_take(membership, members_out) && members_out->count > 0) {
+            return PP_OK;
+        }
+        if (gw_interrupt_signal() != 0) {
+            return PP_CANCELLED;
+        }
+        if (now_us >= until_us) {
+            gw_membership_problem(membership, problem, sizeof(problem));
+            fprintf(errors, "--nodes=%s names no node: %s\n", source,
+                    problem[0] != '\0' ? problem : "the list is empty");
+            return PP_UNAVAILABLE;
+        }
+        uint64_t most_us = now_us + NODES_LOOK_US;
+        (void)transport->ops->poll(transport, next_us < most_us ? next_us : most_us);
+    }
 }
 
 struct nodes_wait {

@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "common/base/status.h"
+#include "gpu-worker/remote/membership.h"
 #include "gpu-worker/remote/remote.h"
 
 /* "name=host:port,..." or "host:port,..." to addresses; host is a name, an IPv4 address or an IPv6
@@ -16,6 +17,17 @@
  * line on errors that says what is wrong. */
 PP_MUST_USE enum pp_status gw_nodes_parse(const char *text, FILE *errors,
                                           struct gw_node_address *nodes_out, uint32_t *count_out);
+
+/* Whether --nodes can be meant: a list, file:, dns: or etcd: (membership.h). PP_INVALID_ARGUMENT
+ * with a line on errors. */
+PP_MUST_USE enum pp_status gw_nodes_check(const char *source, FILE *errors);
+
+/* Waits until the membership of `source` has named a node, up to timeout_us, while nobody else
+ * polls the transport. PP_UNAVAILABLE with the cause on errors; PP_CANCELLED when interrupted. */
+PP_MUST_USE enum pp_status gw_nodes_list(struct gw_membership *membership,
+                                         struct pp_transport *transport, const char *source,
+                                         uint64_t timeout_us, FILE *errors,
+                                         struct gw_members *members_out);
 
 /* Waits until all nodes serve, up to timeout_us. After the first second lines on `progress` (NULL:
  * none) tell which are missing and why; at the end each has a line on errors. PP_CANCELLED when

@@ -38,7 +38,9 @@ static size_t worker_node_options(struct gw_worker_options *options, struct pp_o
          .default_text = "",
          .value_name = "NAME=HOST:PORT,...",
          .help = "Attention nodes that hold the keys and values. Without any the worker keeps and "
-                 "attends everything itself, exactly."},
+                 "attends everything itself, exactly. Or where their list is: file:PATH (one a "
+                 "line), dns:NAME:PORT (every address), etcd:HOST:PORT/PREFIX (as nodes register "
+                 "there)."},
         {.name = "shard",
          .kind = PP_OPTION_CHOICE,
          .target = &options->shard,
@@ -285,8 +287,6 @@ size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_optio
 
 enum pp_status gw_worker_options_check(const struct gw_worker_options *options, FILE *errors)
 {
-    struct gw_node_address nodes[GW_NODES_MAX];
-    uint32_t count;
     bool tls = options->tls_cert_file[0] != '\0' || options->tls_key_file[0] != '\0' ||
                options->tls_server_name[0] != '\0';
     if (tls && options->tls_ca_file[0] == '\0') {
@@ -294,7 +294,7 @@ enum pp_status gw_worker_options_check(const struct gw_worker_options *options, 
                         "the authority of the nodes' certificates\n");
         return PP_INVALID_ARGUMENT;
     }
-    return gw_nodes_parse(options->nodes, errors, nodes, &count);
+    return gw_nodes_check(options->nodes, errors);
 }
 
 static void worker_target_one(double target, struct pp_estimator *estimator)
@@ -412,18 +412,57 @@ static enum pp_status worker_open_tls(struct gw_worker *worker,
     return status;
 }
 
+static uint64_t worker_tick(void *membership, uint64_t now_us)
+{
+    return gw_membership_tick(membership, now_us);
+}
+
+/* The first list of nodes, which the remote starts with. */
+static enum pp_status worker_open_membership(struct gw_worker *worker,
+                                             const struct gw_worker_options *options, FILE *errors)
+{
+    struct gw_remote_config *config = &worker->remote_config;
+    const struct gw_membership_config membership = {
+        .source = options->nodes, .transport = worker->transport, .clock = worker->clock};
+    struct gw_members members;
+    enum pp_status status = gw_membership_new(&membership, &worker->membership);
+    if (status != PP_OK) {
+        fprintf(errors, "--nodes cannot be followed: %s\n", pp_status_name(status));
+        return status;
+    }
+    PP_TRY(gw_nodes_list(worker->membership, worker->transport, options->nodes,
+                         options->nodes_wait_us, errors, &members));
+    memcpy(config->nodes, members.nodes, sizeof(config->nodes));
+    config->node_count = members.count;
+    config->tick = worker_tick;
+    config->tick_context = worker->membership;
+    return PP_OK;
+}
+
+void gw_worker_follow_nodes(struct gw_worker *worker)
+{
+    struct gw_members members;
+    if (worker->membership != NULL && gw_membership_take(worker->membership, &members)) {
+        enum pp_status status = gw_remote_update(worker->remote, members.nodes, members.count);
+        if (status != PP_OK) {
+            PP_LOG_WARNF("worker", "not every node could be taken", "reason=%s",
+                         pp_status_name(status));
+        }
+    }
+}
+
 static enum pp_status worker_open_remote(struct gw_worker *worker,
                                          const struct gw_worker_options *options, FILE *errors)
 {
     struct gw_remote_config *config = &worker->remote_config;
-    PP_TRY(gw_nodes_parse(options->nodes, errors, config->nodes, &config->node_count));
-    if (config->node_count == 0) {
+    if (options->nodes[0] == '\0') {
         return PP_OK;
     }
     PP_TRY(worker_open_tls(worker, options, errors));
     struct pp_grpc_config grpc = {.clock = worker->clock, .spin_us = WORKER_SPIN_US};
     enum pp_status status = pp_grpc_transport_new(&grpc, &worker->transport);
     if (status == PP_OK) {
+        PP_TRY(worker_open_membership(worker, options, errors));
         config->transport = worker->transport;
         config->tls = worker->tls;
         config->clock = worker->clock;
@@ -477,6 +516,7 @@ void gw_worker_close(struct gw_worker *worker)
         gw_remote_stop(worker->remote);
         gw_remote_destroy(worker->remote);
     }
+    gw_membership_destroy(worker->membership);
     if (worker->transport != NULL) {
         worker->transport->ops->destroy(worker->transport);
     }

@@ -18,11 +18,12 @@
 #include "gpu-worker/engine/engine.h"
 #include "gpu-worker/model/gguf.h"
 #include "gpu-worker/model/tokenizer.h"
+#include "gpu-worker/remote/membership.h"
 #include "gpu-worker/remote/remote.h"
 
 struct gw_worker_options {
     const char *model;
-    const char *nodes; /* "a=127.0.0.1:7450,b=..."; "": none */
+    const char *nodes; /* "a=127.0.0.1:7450,b=...", or a source of membership.h; "": none */
     int shard;         /* enum gw_shard */
     int kv_dtype;      /* index into gw_worker_kv_dtype's order */
     uint64_t threads;
@@ -61,7 +62,8 @@ struct gw_worker {
     struct gw_engine *engine;
     struct pp_tls *tls; /* NULL: plain text */
     struct pp_transport *transport;
-    struct gw_remote *remote; /* NULL: no nodes */
+    struct gw_membership *membership; /* NULL: no nodes */
+    struct gw_remote *remote;         /* NULL: no nodes */
     struct gw_remote_config remote_config;
     uint32_t dense_layers[PP_LAYERS_MAX]; /* attended exactly whatever the estimator */
     uint32_t dense_layer_count;
@@ -72,6 +74,8 @@ struct gw_worker {
 PP_MUST_USE enum pp_status gw_worker_open(struct gw_worker *worker,
                                           const struct gw_worker_options *options, FILE *errors);
 void gw_worker_close(struct gw_worker *worker);
+/* Between steps: takes nodes that came or went since; the failure to do so is told in the log. */
+void gw_worker_follow_nodes(struct gw_worker *worker);
 
 /* Gives --target-error to the estimators that sample and name none themselves. PP_INVALID_ARGUMENT
  * with a line on errors when none samples. */

@@ -15,6 +15,7 @@
 #include "common/rpc/codec.h"
 #include "common/run/ring.h"
 #include "common/run/thread.h"
+#include "gpu-worker/remote/node_state.h"
 #include "gpu-worker/remote/remote.h"
 #include "gpu-worker/remote/route.h"
 #include "pigpen/v1/attention.pb-c.h"
@@ -202,9 +203,8 @@ struct gw_node {
     uint64_t slow_us;   /* what one of a hundred answers takes, about */
     /* whether new parts may come here */
     _Atomic bool out;
-    bool trying;           /* [rpc] a trial runs */
-    uint32_t trials_right; /* [rpc] in a row */
-    uint64_t trial_us, trial_wait_us;
+    struct gw_node_state state; /* [rpc] */
+    bool gone; /* no longer in the list of nodes; changed while the engine thread waits */
     /* appends [rpc]: one list, sent ones first */
     struct pp_call *append_call;
     struct gw_chunk *queue_first, *queue_last, *unsent;
@@ -243,6 +243,8 @@ static inline uint64_t gw_remote_now(const struct gw_remote *remote)
 
 /* remote.c: hands a command over; without a thread it runs at once. */
 void gw_remote_post(struct gw_remote *remote, struct gw_command *command);
+/* Series of a node; its address is known. */
+void gw_remote_register_node(struct gw_remote *remote, struct gw_node *node);
 /* Engine thread: lets the rpc side go on until something may have changed. */
 void gw_remote_pause(struct gw_remote *remote, uint64_t until_us);
 /* Any thread: something has changed for the engine thread. */

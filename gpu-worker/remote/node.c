@@ -10,6 +10,7 @@
 
 #include "common/base/assert.h"
 #include "common/base/log.h"
+#include "gpu-worker/remote/placement.h"
 #include "grpc/health/v1/health.pb-c.h"
 #include "pigpen/v1/admin.pb-c.h"
 
@@ -25,6 +26,9 @@ enum pp_status gw_node_init(struct gw_node *node, struct gw_remote *remote, uint
     node->remote = remote;
     node->index = index;
     node->address = remote->config.nodes[index];
+    gw_node_state_init(&node->state, gw_placement_key(node->address.name) ^ remote->next_request_id,
+                       gw_remote_now(remote));
+    gw_node_state_right(&node->state, gw_remote_now(remote)); /* until somebody says otherwise */
     node->limits.message_bytes_max = PP_MESSAGE_BYTES_MAX;
     node->limits.q_rows_max = PP_ATTEND_ROWS_MAX;
     node->limits.stream_window = STREAM_WINDOW;

@@ -5,14 +5,10 @@
 #include <stdlib.h>
 
 #include "common/base/log.h"
-#include "common/base/rng.h"
 #include "gpu-worker/remote/node.h"
 #include "grpc/health/v1/health.pb-c.h"
 
-#define TRIALS_RIGHT      2u
-#define TRIAL_TIMEOUT_US  1000000u
-#define TRIAL_WAIT_US     100000u
-#define TRIAL_WAIT_US_MAX 5000000u
+#define TRIAL_TIMEOUT_US 1000000u
 
 /* Whether the node as a whole is to be doubted, not only what it said about a part. */
 static bool puts_out(enum pp_status status)
@@ -33,10 +29,16 @@ static bool puts_out(enum pp_status status)
     }
 }
 
-/* Workers that lost a node at once do not come back at once. */
-static uint64_t jittered(const struct gw_node *node, uint64_t wait_us, uint64_t now_us)
+/* New parts come here while it is up. */
+static void state_changed(struct gw_node *node, const char *cause)
 {
-    return wait_us / 2 + pp_rng_at(now_us, node->index) % (wait_us / 2 + 1);
+    bool out = !gw_node_state_open(&node->state);
+    if (atomic_exchange(&node->out, out) != out) {
+        pp_stat_set(node->up, out ? 0 : 1);
+        PP_LOG_WARNF("remote", out ? "node out of use" : "node in use",
+                     "node=%s address=%s state=%s cause=%s", node->address.name,
+                     node->address.address, gw_node_phase_name(node->state.phase), cause);
+    }
 }
 
 void gw_node_fault(struct gw_node *node, enum pp_status status)
@@ -45,16 +47,13 @@ void gw_node_fault(struct gw_node *node, enum pp_status status)
     if (!puts_out(status)) {
         return;
     }
-    node->trials_right = 0;
     node->renew_bulk = true;
-    if (!atomic_load(&node->out)) {
-        node->trial_wait_us = TRIAL_WAIT_US;
-        node->trial_us = now_us + jittered(node, node->trial_wait_us, now_us);
-        atomic_store(&node->out, true);
-        pp_stat_set(node->up, 0);
-        PP_LOG_WARNF("remote", "node out of use", "node=%s address=%s reason=%s",
-                     node->address.name, node->address.address, pp_status_name(status));
+    if (status == PP_DRAINING) {
+        gw_node_state_drains(&node->state, now_us);
+    } else {
+        gw_node_state_fault(&node->state, now_us);
     }
+    state_changed(node, pp_status_name(status));
 }
 
 struct fault {
@@ -80,21 +79,14 @@ static enum pp_status take_trial(struct gw_unary *unary, const ProtobufCMessage 
     const Grpc__Health__V1__HealthCheckResponse *answer = (const void *)message;
     struct gw_node *node = unary->node;
     uint64_t now_us = gw_remote_now(node->remote);
-    bool right = answer != NULL &&
-                 answer->status == GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING;
-    node->trying = false;
-    node->trials_right = right ? node->trials_right + 1 : 0;
-    node->trial_wait_us = right ? TRIAL_WAIT_US : 2 * node->trial_wait_us;
-    if (node->trial_wait_us > TRIAL_WAIT_US_MAX) {
-        node->trial_wait_us = TRIAL_WAIT_US_MAX;
+    if (answer == NULL) {
+        gw_node_state_fault(&node->state, now_us);
+    } else if (answer->status == GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING) {
+        gw_node_state_right(&node->state, now_us);
+    } else {
+        gw_node_state_drains(&node->state, now_us);
     }
-    node->trial_us = now_us + jittered(node, node->trial_wait_us, now_us);
-    if (node->trials_right >= TRIALS_RIGHT && atomic_load(&node->out)) {
-        atomic_store(&node->out, false);
-        pp_stat_set(node->up, 1);
-        PP_LOG_WARNF("remote", "node in use again", "node=%s address=%s", node->address.name,
-                     node->address.address);
-    }
+    state_changed(node, "trial");
     return PP_OK;
 }
 
@@ -107,32 +99,31 @@ static void start_trial(struct gw_node *node)
     }
     grpc__health__v1__health_check_request__init(&check);
     unary->orphan = true;
-    node->trying = true;
+    gw_node_state_try(&node->state);
     if (gw_unary_start(unary, node, "/grpc.health.v1.Health/Check", TRIAL_TIMEOUT_US, &check.base,
                        &grpc__health__v1__health_check_response__descriptor, take_trial,
                        NULL) != PP_OK) {
-        node->trying = false;
+        gw_node_state_fault(&node->state, gw_remote_now(node->remote));
         free(unary);
     }
 }
 
 uint64_t gw_node_tick(struct gw_node *node, uint64_t now_us)
 {
-    if (!atomic_load(&node->out) || node->trying) {
+    if (!atomic_load(&node->out) || node->gone) {
         return UINT64_MAX;
     }
-    if (now_us >= node->trial_us) {
-        node->trial_us = now_us + TRIAL_WAIT_US;
+    if (now_us >= gw_node_state_trial_us(&node->state)) {
         start_trial(node);
     }
-    return node->trial_us;
+    return gw_node_state_trial_us(&node->state);
 }
 
 uint32_t gw_nodes_usable(const struct gw_remote *remote, uint32_t *nodes_out)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < remote->config.node_count; ++i) {
-        if (!atomic_load(&remote->nodes[i].out)) {
+        if (!atomic_load(&remote->nodes[i].out) && !remote->nodes[i].gone) {
             nodes_out[count++] = i;
         }
     }

@@ -70,16 +70,21 @@ static void register_stats(struct gw_remote *remote)
                                           "Attends that a second node was asked.");
     }
     for (uint32_t i = 0; i < remote->config.node_count; ++i) {
-        struct gw_node *node = &remote->nodes[i];
-        node->up = &unread[4];
-        node->rtt = &unread[5];
-        if (stats != NULL) {
-            snprintf(node->labels, sizeof(node->labels), "node=\"%s\"", node->address.name);
-            node->up = pp_stats_gauge(stats, "pigpen_worker_node_up", node->labels,
-                                      "1 while the node answers.");
-            node->rtt = pp_stats_histogram(stats, "pigpen_worker_node_rtt_seconds", node->labels,
-                                           "Dispatch of an attend to its answer.", 50e-6, 2, 20);
-        }
+        gw_remote_register_node(remote, &remote->nodes[i]);
+    }
+}
+
+void gw_remote_register_node(struct gw_remote *remote, struct gw_node *node)
+{
+    struct pp_stats *stats = remote->config.stats;
+    node->up = &unread[4];
+    node->rtt = &unread[5];
+    if (stats != NULL) {
+        snprintf(node->labels, sizeof(node->labels), "node=\"%s\"", node->address.name);
+        node->up = pp_stats_gauge(stats, "pigpen_worker_node_up", node->labels,
+                                  "1 while the node answers.");
+        node->rtt = pp_stats_histogram(stats, "pigpen_worker_node_rtt_seconds", node->labels,
+                                       "Dispatch of an attend to its answer.", 50e-6, 2, 20);
     }
 }
 
@@ -104,7 +109,7 @@ enum pp_status gw_remote_new(const struct gw_remote_config *config, struct gw_re
     remote->config.replicas = config->replicas > 0 ? config->replicas : 1;
     remote->next_request_id = 1;
     enum pp_status status = PP_MEMORY;
-    remote->nodes = calloc(config->node_count, sizeof(*remote->nodes));
+    remote->nodes = calloc(GW_NODES_MAX, sizeof(*remote->nodes));
     if (remote->nodes == NULL) {
         goto err_destroy;
     }
@@ -161,6 +166,9 @@ size_t gw_remote_poll(struct gw_remote *remote, uint64_t until_us)
         until_us = earlier(until_us, gw_attn_client_tick(&remote->nodes[i], now_us));
         until_us = earlier(until_us, gw_outbox_tick(&remote->nodes[i], now_us));
         until_us = earlier(until_us, gw_node_tick(&remote->nodes[i], now_us));
+    }
+    if (remote->config.tick != NULL) {
+        until_us = earlier(until_us, remote->config.tick(remote->config.tick_context, now_us));
     }
     until_us = earlier(until_us, gw_unary_tick(remote, now_us));
     until_us = earlier(until_us, gw_sequence_tick(remote, now_us));

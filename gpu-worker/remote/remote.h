@@ -48,6 +48,10 @@ struct gw_remote_config {
     uint64_t outbox_bytes_max; /* 64 MiB: K/V not acknowledged yet */
     const struct pp_tls *tls;  /* NULL: plain text */
     struct pp_stats *stats;    /* may be NULL */
+    /* Called by every poll, on the rpc thread; returns when it must be called next. NULL: nobody.
+     */
+    uint64_t (*tick)(void *context, uint64_t now_us);
+    void *tick_context;
 };
 
 struct gw_remote;
@@ -60,6 +64,15 @@ void gw_remote_destroy(struct gw_remote *remote);
 PP_MUST_USE enum pp_status gw_remote_start(struct gw_remote *remote);
 void gw_remote_stop(struct gw_remote *remote);
 size_t gw_remote_poll(struct gw_remote *remote, uint64_t until_us);
+
+/* Another list of nodes: new ones get channels and are used once they have answered; those that are
+ * not in it get nothing new, and what lives on them stays. A name with another address is another
+ * node. Between steps; PP_RESOURCE_EXHAUSTED: more than GW_NODES_MAX nodes were ever named, the
+ * rest is left out; errors of channels. */
+PP_MUST_USE enum pp_status gw_remote_update(struct gw_remote *remote,
+                                            const struct gw_node_address *nodes, uint32_t count);
+/* Nodes in use now. */
+uint32_t gw_remote_nodes_in_use(const struct gw_remote *remote);
 
 /* Waits until every node answers Health, up to timeout_us. Checks protocol and features. While one
  * is missing, `waiting` (may be NULL) is called between the probes; false from it ends the wait:
