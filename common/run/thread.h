@@ -12,7 +12,8 @@
 
 struct pp_thread;
 
-/* poll(context) is called until stop; it should return within some 100 ms. name: up to 15 bytes.
+/* poll(context) is called until stop; it should return within some 100 ms. name: up to 15 bytes;
+ * nice_level is added to the process's own.
  * PP_RESOURCE_EXHAUSTED when the system gives no thread, PP_MEMORY. */
 PP_MUST_USE enum pp_status pp_thread_start(const char *name, void (*poll)(void *context),
                                            void *context, int nice_level,
