@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -119,13 +120,12 @@ class QuickstartTest(unittest.TestCase):
                     self.check_nothing_is_left(number, status, said)
 
     def test_an_end_while_a_node_is_asked_leaves_nothing(self):
-        # A node that says when it is asked for its health, and an asker that gets no answer.
+        # A node that serves nothing, and an asker that gets no answer.
         programs = self.folder / "programs"
         asked = self.folder / "asked"
         for name, script in (
                 ("gpu-worker/gpu-worker", "exit 1"),
-                ("attn-node/attn-node", f'echo 1 >"$6"; until [ -e {asked} ]; do sleep .1; done; '
-                                        "echo asked; sleep 100"),
+                ("attn-node/attn-node", 'echo 1 >"$6"; sleep 100'),
                 ("deploy/ctl/pigpenctl", f"touch {asked}; sleep 100")):
             program = programs / name
             program.parent.mkdir(parents=True, exist_ok=True)
@@ -134,8 +134,13 @@ class QuickstartTest(unittest.TestCase):
         for number, send in SIGNALS:
             with self.subTest(signal=number.name):
                 asked.unlink(missing_ok=True)
-                status, said = self.end_at(r"asked", send, "--programs", str(programs),
-                                           "--model", MODEL)
+
+                def send_when_asked(running, send=send):
+                    while not asked.exists():
+                        time.sleep(0.01)
+                    send(running)
+                status, said = self.end_at(PHASES["nodes"], send_when_asked, "--programs",
+                                           str(programs), "--model", MODEL)
                 self.check_nothing_is_left(number, status, said)
 
     def test_an_end_in_the_download_leaves_nothing(self):
