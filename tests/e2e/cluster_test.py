@@ -234,7 +234,7 @@ class ClusterTest(unittest.TestCase):
 
     def test_eval_reads_of_one_sketch_index_what_each_budget_names(self):
         out = self.path / "eval.json"
-        shares = {"sketch": 0.04, "sketch:share=0.2": 0.2, "sketch:bits=1,share=0.2": 0.2}
+        shares = {"sketch": 0.08, "sketch:share=0.2": 0.2, "sketch:bits=1,share=0.2": 0.2}
         options = (*OPTIONS, "--index-tokens-min=64")
         with node_process.Node(NODE, *options) as one, node_process.Node(NODE, *options) as two:
             done = worker("eval", "--text", str(self.short), "--tokens=64",
@@ -251,6 +251,29 @@ class ClusterTest(unittest.TestCase):
             self.assertGreater(entries[text]["rows_share"], 0.9 * share)
             self.assertLess(entries[text]["rows_share"], 1.05 * share + 0.06)
         self.assertLess(entries["sketch:share=0.2"]["kl_mean"], entries["sketch"]["kl_mean"])
+
+    def test_errors_reach_the_worker_and_answers_keep_to_a_target(self):
+        out = self.path / "eval.json"
+        options = (*OPTIONS, "--index-tokens-min=64", "--shadow-every=1")
+        with node_process.Node(NODE, *options) as one, node_process.Node(NODE, *options) as two:
+            done = worker("eval", "--text", str(self.short), "--tokens=16", "--compare",
+                          "--estimators=sketch:share=0.2,sketch:error=0.2,exact",
+                          "--json", str(out), nodes_option((one, two)))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        fixed, kept, exact = (json.loads(line) for line in out.read_text().splitlines())
+        for entry in (fixed, kept):
+            errors = entry["errors"]
+            print(f"{entry['estimator']}: rows {entry['rows_share']:.4f}, error "
+                  f"{entry['error_mean']:.4f} true, {errors['mean']:.4f} estimated, p95 "
+                  f"{errors['p95']:.4f}; twice covers {entry['coverage']:.4f}")
+            self.assertTrue(0 < errors["mean"] < errors["worst_mean"] < 1, errors)
+            self.assertEqual(len(errors["layer_mean"]), len(errors["layer_p95"]))
+            self.assertEqual(max(errors["layer_mean"]), errors["layer_mean"][errors["worst_layer"]])
+            self.assertGreater(entry["coverage"], 0.95)
+        print(f"within the target: {kept['within_target']:.4f}")
+        self.assertGreaterEqual(kept["within_target"], 0.95)
+        self.assertNotIn("errors", exact)
+        self.assertIn("estimated relative error", done.stdout)
 
     def test_lsh_perplexity_on_a_long_text_is_within_five_per_cent_of_exact(self):
         out = self.path / "eval.json"

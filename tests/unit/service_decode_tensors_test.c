@@ -325,6 +325,35 @@ static void attend_refuses_items_that_are_wrong_each_in_its_way(void **state)
     }
 }
 
+static void what_the_asker_attends_itself_is_found_beside_q(void **state)
+{
+    (void)state;
+    struct attend_message attend;
+    struct an_job job;
+    struct an_attend_plan plan;
+    make_attend(&attend);
+    attend.sections[3].kind = PIGPEN__V1__SECTION_KIND__SECTION_KIND_LOCAL;
+    attend.sections[3].item = 1;
+    attend.sections[3].offset = Q_ROW + 4;
+    attend.sections[3].bytes = Q_ROW - 4;
+    attend.request.n_sections = 4;
+    assert_int_equal(PP_OK, decode_attend(&attend, &job, &plan));
+    assert_int_equal(3, job.attend.item_count);
+    const struct an_attend_item *item = &job.attend.items[1];
+    assert_ptr_equal(item->q + 4, item->local);
+    assert_int_equal(Q_ROW - 4, item->local_bytes);
+    assert_null(item->signatures);
+    assert_null(job.attend.items[0].local);
+    attend.sections[0].kind = PIGPEN__V1__SECTION_KIND__SECTION_KIND_LOCAL;
+    attend.sections[0].item = 1; /* a second one */
+    assert_int_equal(PP_OK, decode_attend(&attend, &job, &plan));
+    assert_int_equal(PP_INVALID_ARGUMENT, plan.status[1]);
+    attend.sections[0].item = 0;
+    attend.sections[0].bytes = 2 * sizeof(attend.payload);
+    assert_int_equal(PP_OK, decode_attend(&attend, &job, &plan));
+    assert_int_equal(PP_BAD_SHAPE, plan.status[0]);
+}
+
 static void attend_without_items_or_with_too_many_is_refused(void **state)
 {
     (void)state;
@@ -411,6 +440,7 @@ int main(void)
         cmocka_unit_test(a_request_for_another_incarnation_says_so_before_all_else),
         cmocka_unit_test(one_bad_item_does_not_spoil_the_others),
         cmocka_unit_test(attend_refuses_items_that_are_wrong_each_in_its_way),
+        cmocka_unit_test(what_the_asker_attends_itself_is_found_beside_q),
         cmocka_unit_test(attend_without_items_or_with_too_many_is_refused),
         cmocka_unit_test(attend_section_of_no_item_is_refused),
         cmocka_unit_test(attend_with_unknown_dtypes_is_bad_dtype),
