@@ -29,11 +29,13 @@
 #define AN_BITMAP_WORDS  (256u * AN_SEGMENT_WORDS)
 /* What lsh publishes as var and lse_var over what its sample says: it is low by 1.6. */
 #define AN_LSH_VAR_FACTOR 2.56f
-/* A target error: what its estimate has to be below it, how often a sample is judged, and the share
- * of the indexed rows that is read at most when no budget says so. */
+/* A target error: what its estimate has to be below it, how often a sample is judged, the share of
+ * the indexed rows that is read at most when no budget says so, and how many times the first sample
+ * a plan expects to be read. */
 #define AN_TARGET_MARGIN    1.1f
 #define AN_TARGET_STAGES    4u
 #define AN_TARGET_SHARE_MAX 0.5f
+#define AN_TARGET_GROWTH    2.5f
 #define AN_TARGET_ROWS_MIN  128.0f /* of the first sample: fewer say little about its error */
 
 struct an_task {

@@ -128,10 +128,12 @@ static bool samples(const struct an_attend *attend, const struct an_unit *unit,
     if (!task->sampled || segment == NULL || !segment->indexed) {
         return false;
     }
+    /* A target takes on average so many times its first sample, most of it in a second one. */
+    float expected = task->rows_share * (task->target > 0.0f ? AN_TARGET_GROWTH : 1.0f);
     struct an_index_lanes lanes = {.group = task->group,
                                    .count = unit->lane_count,
                                    .codes = attend->codes + attend->lane_code[unit->lane_begin],
-                                   .rows_share = task->rows_share};
+                                   .rows_share = expected < 1.0f ? expected : 1.0f};
     return task->item->forced ||
            an_index_pays(segment->index[unit->kv_head], &segment->params->index, rows,
                          stretch->begin, stretch->end, &lanes, NULL);
