@@ -19,7 +19,7 @@
 #include "common/base/limits.h"
 #include "common/base/rng.h"
 
-#define HEADS_MAX 9u
+#define HEADS_MAX 16u
 
 static const char *const variants[] = {"avx2", "avx512"};
 #define VARIANT_COUNT (sizeof(variants) / sizeof(variants[0]))
@@ -143,7 +143,7 @@ static void exact_equals_scalar_on_odd_dims_groups_and_lengths(void **state)
 {
     (void)state;
     static const uint32_t dims[] = {1, 5, 33, 64, 80, 96, 127, 128, 255, 256};
-    static const uint32_t groups[] = {1, 2, 3, 4, 5, 7, 8, 9};
+    static const uint32_t groups[] = {1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
     static const uint32_t lengths[] = {0, 1, 15, 16, 17, 100};
     for (enum pp_dtype dtype = PP_BF16; dtype <= PP_I8; ++dtype) {
         for (uint32_t d = 0; d < sizeof(dims) / sizeof(dims[0]); ++d) {

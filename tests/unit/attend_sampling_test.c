@@ -153,6 +153,69 @@ static void a_node_reads_exactly_where_that_is_cheaper_unless_the_estimator_is_n
     fixture_stop(&fixture);
 }
 
+/* Rows of three segments, too few to be merged. In the second, the keys of kv head 0 lie along the queries, half of them
+ * the other way: its tables find half of it, and reading it whole is cheaper. */
+static void append_mixed(struct fixture *fixture, uint64_t handle, const struct shape *shape,
+                         const float q[64])
+{
+    enum { SEGMENT = 1024, WIDTH = 2 * 64 };
+    float *k = malloc(2 * SEGMENT * WIDTH * sizeof(float));
+    struct pp_rng rng = {.seed = 21};
+    assert_non_null(k);
+    float *v = k + SEGMENT * WIDTH;
+    for (uint32_t segment = 0; segment < 3; segment++) {
+        for (uint32_t i = 0; i < SEGMENT * WIDTH; i++) {
+            bool along = segment == 1 && i % WIDTH < 64;
+            float sign = i / WIDTH % 2 == 0 ? 1.0f : -1.0f;
+            float noise = (float)pp_rng_normal(&rng);
+            k[i] = along ? sign * q[i % WIDTH] + 0.01f * noise : noise;
+            v[i] = (float)pp_rng_normal(&rng);
+        }
+        fixture->job.append =
+            append_args(handle, 1, shape, segment * (uint64_t)SEGMENT, SEGMENT, k, v);
+        assert_int_equal(fixture_run(fixture, AN_JOB_APPEND), PP_OK);
+    }
+    free(k);
+}
+
+static void a_plan_of_both_kinds_has_the_same_bits_at_1_2_and_5_threads(void **state)
+{
+    (void)state;
+    enum { HELD = 3 * 1024 };
+    static const uint32_t threads[] = {1, 2, 5};
+    float q[4 * 64], first[4 * 64], first_lse[4];
+    struct shape shape = lsh_shape;
+    shape.layers = 1;
+    shape.estimator = (struct pp_estimator){.kind = PP_LSH, .k = 10, .l = 30, .t = 2};
+    make_queries(6, 64, q);
+    for (int head = 1; head < 4; head++) {
+        memcpy(q + (size_t)head * 64, q, 64 * sizeof(float));
+    }
+    for (int i = 0; i < 3; i++) {
+        struct fixture fixture = {.now_us = 1};
+        struct an_exec_config config = fixture_config(&fixture);
+        struct an_attend_item item;
+        config.threads = threads[i];
+        fixture_start(&fixture, &config);
+        uint64_t handle = fixture_open(&fixture, &shape, 1);
+        append_mixed(&fixture, handle, &shape, q);
+        assert_int_equal(
+            fixture_attend(&fixture, handle, 1, 0, HELD, 1, q, 4, 64, PP_ESTIMATOR_NONE, &item),
+            PP_OK);
+        assert_int_equal(item.used, PP_LSH);
+        assert_int_equal(item.rows_sampled, 5 * 1024); /* of 6 segments of a kv head */
+        if (i == 0) {
+            memcpy(first, item.o, sizeof(first));
+            memcpy(first_lse, item.lse, sizeof(first_lse));
+        }
+        assert_memory_equal(item.o, first, sizeof(first));
+        assert_memory_equal(item.lse, first_lse, sizeof(first_lse));
+        (void)fixture_close(&fixture, handle);
+        fixture_expect_empty(&fixture);
+        fixture_stop(&fixture);
+    }
+}
+
 /* Layer `layer` with l tables (0: exact) holds `held` tokens: near exact, a part of the rows read,
  * and signatures of its own length taken. */
 static void check_layer(struct fixture *fixture, uint64_t handle, const struct shape *shape,
@@ -311,6 +374,7 @@ int main(void)
         cmocka_unit_test(an_empty_sample_is_answered_exactly_and_says_so),
         cmocka_unit_test(an_empty_sample_of_many_rows_is_answered_by_a_uniform_one),
         cmocka_unit_test(a_node_reads_exactly_where_that_is_cheaper_unless_the_estimator_is_named),
+        cmocka_unit_test(a_plan_of_both_kinds_has_the_same_bits_at_1_2_and_5_threads),
         cmocka_unit_test(layers_sample_by_estimators_of_their_own),
         cmocka_unit_test(a_layers_estimator_answers_alike_whatever_its_part_has),
         cmocka_unit_test(estimators_of_layers_out_of_range_are_refused),
