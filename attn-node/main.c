@@ -180,6 +180,8 @@ static enum pp_status start_parts(struct node *node, const struct budget *budget
     PP_TRY(pp_grpc_transport_new(&grpc, &node->transport));
     uint32_t threads =
         settings->threads != 0 ? (uint32_t)settings->threads : pp_team_threads_default();
+    struct pp_topology topology;
+    bool known = pp_topology_read(&topology) == PP_OK;
     const struct an_exec_config exec = {
         .clock = node->clock,
         .memory_limit_bytes = budget->exec,
@@ -189,6 +191,7 @@ static enum pp_status start_parts(struct node *node, const struct budget *budget
         .lease_us = settings->lease_us,
         .build_sync = settings->build == 1,
         .hugepages = (enum pp_hugepages)settings->hugepages,
+        .topology = known ? &topology : NULL,
         .queue_depth = 256,
         .shadow_every = settings->shadow_every,
         .stats = &node->stats,

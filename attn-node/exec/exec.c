@@ -78,10 +78,20 @@ static void stats_init(struct an_exec_stats *own, struct pp_stats *stats)
                                    "Runs of neighbouring segments that became one.");
 }
 
+static enum pp_status arenas_new(struct an_store *store, const struct an_exec_config *config)
+{
+    PP_TRY(pp_arena_new(-1, config->hugepages, &store->arena));
+    pp_numa_init(&store->numa, config->topology);
+    for (uint32_t i = 0; i < store->numa.node_count && store->numa.node_count > 1; i++) {
+        PP_TRY(pp_arena_new(store->numa.nodes[i], config->hugepages, &store->placed[i]));
+    }
+    return PP_OK;
+}
+
 static enum pp_status exec_parts_new(struct an_exec *exec)
 {
     const struct an_exec_config *config = &exec->config;
-    PP_TRY(pp_arena_new(-1, config->hugepages, &exec->store.arena));
+    PP_TRY(arenas_new(&exec->store, config));
     PP_TRY(an_table_init(&exec->table, config->lease_us));
     PP_TRY(an_attend_new(&exec->limit, config->clock, config->threads, &exec->attend));
     if (config->shadow_every > 0) {
@@ -128,6 +138,7 @@ enum pp_status an_exec_new(const struct an_exec_config *config, struct an_exec *
         stats_init(&exec->stats, config->stats);
     }
     enum pp_status status = exec_parts_new(exec);
+    exec->config.topology = NULL; /* the caller's, for now only */
     if (status != PP_OK) {
         an_exec_destroy(exec);
         return status;
@@ -188,6 +199,9 @@ void an_exec_destroy(struct an_exec *exec)
     if (exec->store.arena != NULL) {
         an_spares_deinit(&exec->store);
         PP_ASSERT(pp_limit_used(&exec->limit) == 0);
+        for (uint32_t i = 0; i < exec->store.numa.node_count; i++) {
+            pp_arena_destroy(exec->store.placed[i]);
+        }
         pp_arena_destroy(exec->store.arena);
     }
     free(exec);

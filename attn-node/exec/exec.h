@@ -20,6 +20,7 @@
 #include "common/base/stat.h"
 #include "common/base/status.h"
 #include "common/mem/pages.h"
+#include "common/run/topology.h"
 
 enum an_job_kind {
     AN_JOB_OPEN,
@@ -292,6 +293,8 @@ struct an_exec_config {
     bool build_sync;
     bool keep_segments; /* no merging: for tests and benches of many segments */
     enum pp_hugepages hugepages;
+    /* kv heads are spread over its NUMA nodes; NULL: not. Read at new only. */
+    const struct pp_topology *topology;
     uint32_t queue_depth; /* of the ring; 256 */
     /* One of so many sampled q rows is checked against exact when nothing waits; 0: none. */
     uint64_t shadow_every;

@@ -67,6 +67,10 @@ enum pp_status an_extent_new(const struct an_params *params, bool bulk,
         goto err_extent;
     }
     extent->base = base;
+    for (uint32_t head = 0; head < extent->kv_heads && store->numa.node_count > 1; head++) {
+        (void)pp_numa_bind(extent->base + head * extent->head_bytes, extent->head_bytes,
+                           store->numa.nodes[pp_numa_place(&store->numa, head)]);
+    }
     *extent_out = extent;
     return PP_OK;
 err_extent:

@@ -60,7 +60,7 @@ static void segment_free_indexes(struct an_segment *segment, struct an_index **i
 {
     for (uint32_t head = 0; head < segment->params->kv_heads; head++) {
         if (indexes[head] != NULL) {
-            pp_arena_give(segment->params->store->arena, indexes[head],
+            pp_arena_give(an_store_index_arena(segment->params->store, head), indexes[head],
                           segment_index_bytes_each(segment));
             indexes[head] = NULL;
         }
@@ -141,7 +141,8 @@ static enum pp_status segment_build_head(struct an_segment *segment, uint32_t he
     struct an_segment_build *build = &segment->build;
     uint64_t bytes = segment_index_bytes_each(segment);
     void *memory;
-    PP_TRY(pp_arena_take(params->store->arena, bytes, &memory));
+    struct pp_arena *arena = an_store_index_arena(params->store, head);
+    PP_TRY(pp_arena_take(arena, bytes, &memory));
     struct an_rows rows = an_segment_rows(segment, head);
     const uint16_t *codes = NULL;
     if (build->codes != NULL) {
@@ -156,7 +157,7 @@ static enum pp_status segment_build_head(struct an_segment *segment, uint32_t he
         an_index_build(&own, &rows, segment->count, segment->centre + (uint64_t)head * params->dim,
                        codes, build->stride, 1, memory, scratch, &index);
     if (status != PP_OK) {
-        pp_arena_give(params->store->arena, memory, bytes);
+        pp_arena_give(arena, memory, bytes);
         return status;
     }
     PP_ASSERT((void *)index == memory);

@@ -14,13 +14,17 @@
 #include "common/base/status.h"
 #include "common/mem/arena.h"
 #include "common/mem/limit.h"
+#include "common/mem/numa.h"
 #include "common/mem/pages.h"
 
 struct an_segment;
 
 struct an_store {
     struct pp_limit *limit;
-    struct pp_arena *arena;
+    struct pp_arena *arena; /* on any NUMA node: scratch */
+    /* Where rows and indexes of a kv head lie; arenas by place, all NULL: in `arena`. */
+    struct pp_numa numa;
+    struct pp_arena *placed[PP_NUMA_NODES_MAX];
     enum pp_hugepages hugepages;
     uint32_t seal_tokens;      /* a tail that is not bulk closes at this many rows */
     uint32_t index_tokens_min; /* a segment with fewer rows gets no index */
@@ -35,6 +39,13 @@ struct an_store {
      * an_segment.build_next, in order of sealing. It holds a reference to each. */
     struct an_segment *build_first, *build_last;
 };
+
+/* The arena of a kv head's index. */
+static inline struct pp_arena *an_store_index_arena(const struct an_store *store, uint32_t kv_head)
+{
+    struct pp_arena *placed = store->placed[pp_numa_place(&store->numa, kv_head)];
+    return placed != NULL ? placed : store->arena;
+}
 
 /* Makes sure that `bytes` of build scratch are reserved. PP_MEMORY: nothing changed. */
 PP_MUST_USE enum pp_status an_store_reserve_scratch(struct an_store *store, uint64_t bytes);

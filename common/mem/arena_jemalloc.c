@@ -6,19 +6,16 @@
 #include "common/mem/arena.h"
 
 #include <jemalloc/jemalloc.h>
-#include <linux/mempolicy.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "common/base/assert.h"
 #include "common/base/log.h"
+#include "common/mem/numa.h"
 
 #define ALIGNMENT_BYTES 64u
-#define NUMA_NODES_MAX  1024
 #define DECAY_MS        1000 /* scratch of one build is reused by the next, and gone soon after */
 
 struct pp_arena {
@@ -32,18 +29,6 @@ struct pp_arena {
 static const struct pp_arena *arena_of(const extent_hooks_t *hooks)
 {
     return (const struct pp_arena *)hooks;
-}
-
-static void bind_to_node(const struct pp_arena *arena, void *memory, size_t bytes)
-{
-    if (arena->numa_node < 0) {
-        return;
-    }
-    unsigned long mask[NUMA_NODES_MAX / (8 * sizeof(unsigned long))] = {0};
-    unsigned bits = 8 * sizeof(unsigned long);
-    mask[(unsigned)arena->numa_node / bits] = 1ul << ((unsigned)arena->numa_node % bits);
-    /* A full node spills over rather than killing the process. */
-    syscall(SYS_mbind, memory, bytes, MPOL_PREFERRED, mask, NUMA_NODES_MAX, 0);
 }
 
 static void *extent_alloc(extent_hooks_t *hooks, void *wanted, size_t bytes, size_t alignment,
@@ -72,7 +57,7 @@ static void *extent_alloc(extent_hooks_t *hooks, void *wanted, size_t bytes, siz
         munmap(raw, before);
     }
     munmap(memory + bytes, unit - before);
-    bind_to_node(arena, memory, bytes);
+    (void)pp_numa_bind(memory, bytes, arena->numa_node);
     if (unit >= PP_HUGE_PAGE_BYTES) {
         madvise(memory, bytes, MADV_HUGEPAGE);
     }
@@ -141,7 +126,6 @@ static enum pp_status set_decay(unsigned index, const char *name)
 
 enum pp_status pp_arena_new(int numa_node, enum pp_hugepages hugepages, struct pp_arena **arena_out)
 {
-    PP_ASSERT(numa_node < NUMA_NODES_MAX);
     if (hugepages == PP_HUGEPAGES_REQUIRE && !pp_pages_huge_supported()) {
         PP_LOG_ERRORF("arena", "huge pages are required and not available", "");
         return PP_MEMORY;
