@@ -3,6 +3,8 @@
  * dropped, what a fork still wants is published; and segments whose border, centre and signatures
  * the worker made.
  */
+#include <stdio.h>
+
 #include "tests/unit/exec_fixture.h"
 
 static const struct shape shape = {.layers = 2,
@@ -71,6 +73,38 @@ static void attends_go_on_while_indexes_are_built_and_use_them_when_they_are_the
     for (int head = 0; head < 4; head++) {
         assert_true(item.keys_read[head] > 0 && item.keys_read[head] < 8192);
     }
+    (void)fixture_close(&fixture, handle);
+    wait_empty(&fixture);
+    fixture_stop(&fixture);
+}
+
+static unsigned threads_of_this_process(void)
+{
+    char line[128];
+    unsigned threads = 0;
+    FILE *file = fopen("/proc/self/status", "re");
+    assert_non_null(file);
+    while (threads == 0 && fgets(line, sizeof(line), file) != NULL) {
+        (void)sscanf(line, "Threads: %u", &threads);
+    }
+    fclose(file);
+    return threads;
+}
+
+/* A team of the builder's own would compete with the attends'. */
+static void the_builder_builds_alone(void **state)
+{
+    (void)state;
+    struct fixture fixture = {.now_us = 1};
+    struct an_exec_config config = fixture_config(&fixture);
+    config.build_sync = false;
+    fixture_start(&fixture, &config);
+    uint64_t handle = fixture_open(&fixture, &shape, 1);
+    unsigned before = threads_of_this_process();
+    assert_true(before >= 2);
+    assert_int_equal(fixture_append(&fixture, handle, 1, &shape, 0, 0, 4096, 3, false), PP_OK);
+    wait_indexed(&fixture, handle, 4096);
+    assert_int_equal(threads_of_this_process(), before);
     (void)fixture_close(&fixture, handle);
     wait_empty(&fixture);
     fixture_stop(&fixture);
@@ -292,6 +326,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attends_go_on_while_indexes_are_built_and_use_them_when_they_are_there),
+        cmocka_unit_test(the_builder_builds_alone),
         cmocka_unit_test(background_and_inline_builds_answer_alike),
         cmocka_unit_test(parts_closed_and_cut_under_a_build_leave_nothing_behind),
         cmocka_unit_test(a_build_is_published_while_a_fork_refers_to_its_segment),
