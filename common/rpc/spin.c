@@ -9,7 +9,8 @@
 
 void pp_spin_init(struct pp_spin *spin, uint64_t spin_us, bool always, double cores)
 {
-    *spin = (struct pp_spin){.spin_us = spin_us, .always = always};
+    *spin = (struct pp_spin){
+        .spin_us = spin_us, .always = always, .offer_turns = PP_SPIN_OFFER_TURNS_MIN};
     if (!always && cores < 2.0) {
         spin->spin_us = 0;
     }
@@ -22,12 +23,21 @@ void pp_spin_event(struct pp_spin *spin, uint64_t now_us)
 
 bool pp_spin_yields(struct pp_spin *spin)
 {
-    return ++spin->turns % PP_SPIN_YIELD_TURNS == 0;
+    if (++spin->turns < spin->offer_turns) {
+        return false;
+    }
+    spin->turns = 0;
+    return true;
 }
 
 void pp_spin_yielded(struct pp_spin *spin, uint64_t begin_us, uint64_t end_us)
 {
-    if (spin->always || end_us - begin_us < PP_SPIN_AWAY_US) {
+    uint64_t took_us = end_us - begin_us;
+    bool taken = took_us >= PP_SPIN_TAKEN_US && took_us < PP_SPIN_AWAY_US;
+    unsigned rarer = 2 * spin->offer_turns;
+    rarer = rarer < PP_SPIN_OFFER_TURNS_MAX ? rarer : PP_SPIN_OFFER_TURNS_MAX;
+    spin->offer_turns = taken ? PP_SPIN_OFFER_TURNS_MIN : rarer;
+    if (spin->always || took_us < PP_SPIN_AWAY_US) {
         return;
     }
     if (begin_us - spin->window_begin_us >= PP_SPIN_WINDOW_US) {

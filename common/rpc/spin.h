@@ -17,16 +17,20 @@
 #define PP_SPIN_AWAY_MAX  8u
 #define PP_SPIN_WINDOW_US 20000u
 #define PP_SPIN_REST_US   500000u
-/* The core is offered every second turn that found nothing: a turn takes 1 us, an offer .5 us. */
-#define PP_SPIN_YIELD_TURNS 2u
+/* The core is offered every second turn that found nothing; every 4th, 8th and so on to every 64th
+ * while nobody takes it, which shows by the offer being over within its own .3 to .5 us. */
+#define PP_SPIN_OFFER_TURNS_MIN 2u
+#define PP_SPIN_OFFER_TURNS_MAX 64u
+#define PP_SPIN_TAKEN_US        2u
 
 struct pp_spin {
     uint64_t spin_us;
     bool always;
     uint64_t last_event_us;
     uint64_t window_begin_us;
-    unsigned away_count; /* in the window */
-    unsigned turns;
+    unsigned away_count;  /* in the window */
+    unsigned turns;       /* since the last offer */
+    unsigned offer_turns; /* from one offer to the next */
     uint64_t rest_until_us;
 };
 

@@ -80,16 +80,44 @@ static void a_core_that_others_spin_on_or_that_is_seldom_away_is_no_reason_to_re
     assert_true(pp_spin_wanted(&spin, now_us));
 }
 
-static void the_core_is_offered_every_second_turn(void **state)
+/* Turns until the core is offered; the offer then takes took_us. */
+static unsigned turns_to_offer(struct pp_spin *spin, uint64_t took_us)
+{
+    unsigned turns = 1;
+    while (!pp_spin_yields(spin)) {
+        turns++;
+    }
+    pp_spin_yielded(spin, 1000, 1000 + took_us);
+    return turns;
+}
+
+static void the_core_is_offered_every_second_turn_while_somebody_takes_it(void **state)
 {
     (void)state;
     struct pp_spin spin;
     pp_spin_init(&spin, 200, false, 2);
-    unsigned offers = 0;
     for (unsigned i = 0; i < 100; i++) {
-        offers += pp_spin_yields(&spin) ? 1 : 0;
+        assert_int_equal(turns_to_offer(&spin, PP_SPIN_TAKEN_US), PP_SPIN_OFFER_TURNS_MIN);
     }
-    assert_int_equal(offers, 100 / PP_SPIN_YIELD_TURNS);
+}
+
+static void a_core_that_nobody_takes_is_offered_less_and_less_until_somebody_does(void **state)
+{
+    (void)state;
+    struct pp_spin spin;
+    pp_spin_init(&spin, 200, false, 2);
+    for (unsigned turns = PP_SPIN_OFFER_TURNS_MIN; turns < PP_SPIN_OFFER_TURNS_MAX; turns *= 2) {
+        assert_int_equal(turns_to_offer(&spin, PP_SPIN_TAKEN_US - 1), turns);
+    }
+    for (unsigned i = 0; i < 10; i++) {
+        assert_int_equal(turns_to_offer(&spin, 0), PP_SPIN_OFFER_TURNS_MAX);
+    }
+    assert_int_equal(turns_to_offer(&spin, PP_SPIN_TAKEN_US), PP_SPIN_OFFER_TURNS_MAX);
+    assert_int_equal(turns_to_offer(&spin, 0), PP_SPIN_OFFER_TURNS_MIN);
+    assert_int_equal(turns_to_offer(&spin, 0), 2 * PP_SPIN_OFFER_TURNS_MIN);
+    /* Whoever computes on it keeps it for long: that is no spinning peer. */
+    assert_int_equal(turns_to_offer(&spin, PP_SPIN_AWAY_US), 4 * PP_SPIN_OFFER_TURNS_MIN);
+    assert_int_equal(turns_to_offer(&spin, 0), 8 * PP_SPIN_OFFER_TURNS_MIN);
 }
 
 static void this_machine_has_some_cores(void **state)
@@ -106,7 +134,8 @@ int main(void)
         cmocka_unit_test(fewer_than_two_cores_never_spin_unless_told),
         cmocka_unit_test(spinning_rests_when_the_core_comes_back_late_too_often),
         cmocka_unit_test(a_core_that_others_spin_on_or_that_is_seldom_away_is_no_reason_to_rest),
-        cmocka_unit_test(the_core_is_offered_every_second_turn),
+        cmocka_unit_test(the_core_is_offered_every_second_turn_while_somebody_takes_it),
+        cmocka_unit_test(a_core_that_nobody_takes_is_offered_less_and_less_until_somebody_does),
         cmocka_unit_test(this_machine_has_some_cores),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
