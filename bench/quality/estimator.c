@@ -39,6 +39,9 @@ static bool parse_parameter(struct quality_spec *spec, const char *name, const c
     if (strcmp(name, "bits") == 0 && sketch) {
         return parse_number(value, &spec->bits);
     }
+    if (strcmp(name, "segments") == 0 && sketch) {
+        return parse_number(value, &spec->segments);
+    }
     uint32_t *number = strcmp(name, "k") == 0   ? &spec->k
                        : strcmp(name, "l") == 0 ? &spec->l
                        : strcmp(name, "t") == 0 ? &spec->t
@@ -105,8 +108,8 @@ enum pp_status quality_specs_parse(const char *text, struct quality_spec *specs_
             return PP_INVALID_ARGUMENT;
         }
         struct quality_spec *spec = &specs_out[count++];
-        *spec =
-            (struct quality_spec){.k = 10, .t = 2, .bits = 2, .centred = true, .balanced = true};
+        *spec = (struct quality_spec){
+            .k = 10, .t = 2, .bits = 2, .segments = 1, .centred = true, .balanced = true};
         memcpy(spec->text, text, bytes);
         PP_TRY(spec_parse(spec));
         more = text[bytes] == ',';

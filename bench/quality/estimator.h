@@ -12,7 +12,8 @@
  *   loki      the rows of the largest scores in the keys' first principal components, a quarter of
  *             the dimensions (Loki, arXiv 2406.02542)
  *   lsh       the node's, k bits a table, t of l tables; l such that the asked share is read
- *   sketch    the node's, bits a dimension
+ *   sketch    the node's, bits a dimension; in so many segments, or on so many nodes, each of which
+ *             reads the asked share of its rows
  *
  * Where a group shares a choice, a row's rank (its probability) is the largest over the heads of
  * its share in the head's softmax. Threads: open on one; attend on a team, with the thread's own
@@ -44,6 +45,7 @@ struct quality_spec {
     enum quality_kind kind;
     uint32_t k, l, t;  /* lsh; l 0: found for the share */
     uint32_t bits;     /* sketch */
+    uint32_t segments; /* sketch */
     bool centred;      /* lsh */
     bool balanced;     /* sketch */
     bool head_by_head; /* sample=head */
@@ -52,7 +54,7 @@ struct quality_spec {
 /* What an estimator may be, for messages. */
 #define QUALITY_SPEC_SYNTAX                                                                        \
     "exact, topk, weight, uniform, quest, loki, lsh:k=K,l=L,t=T,centre=no, "                       \
-    "sketch:bits=B,balance=no, each but exact and lsh also with sample=head"
+    "sketch:bits=B,segments=N,balance=no, each but exact and lsh also with sample=head"
 
 /* A list with commas; a comma before NAME= belongs to the estimator. PP_INVALID_ARGUMENT. */
 PP_MUST_USE enum pp_status quality_specs_parse(const char *text, struct quality_spec *specs_out,
@@ -90,6 +92,7 @@ struct quality_estimator {
     uint32_t threads;
     struct quality_scratch *scratch; /* [threads] */
     void **states;                   /* [layer][kv head]: what was made of the keys beforehand */
+    uint64_t segment_bytes;          /* of one segment's index */
     double state_bytes;              /* a token and kv head, as it would be kept */
     struct an_index_params params;
     struct pp_hash *hash;

@@ -15,8 +15,6 @@
 /* What a node multiplies lsh's own estimate of its squared error with. */
 #define LSH_VAR_FACTOR 2.56
 
-static const float no_centre[PP_HEAD_DIM_MAX];
-
 static enum pp_status take_params(struct quality_estimator *estimator)
 {
     const struct quality_spec *spec = &estimator->spec;
@@ -36,33 +34,71 @@ static enum pp_status take_params(struct quality_estimator *estimator)
     return PP_OK;
 }
 
+/* Where segment `index` of the held tokens begins: at a whole word of the bits of rows read. */
+static uint32_t segment_begin(const struct quality_estimator *estimator, uint32_t index)
+{
+    uint32_t words = (estimator->held->tokens + 63) / 64;
+    uint64_t begin = (uint64_t)words * index / estimator->spec.segments * 64;
+    return begin < estimator->held->tokens ? (uint32_t)begin : estimator->held->tokens;
+}
+
+static struct an_rows segment_rows(const struct quality_head *head, uint32_t begin)
+{
+    struct an_rows rows = head->rows;
+    rows.base += begin * rows.row_bytes;
+    return rows;
+}
+
+/* One segment's index, around its own centre. */
+static enum pp_status build_segment(const struct quality_estimator *estimator,
+                                    const struct an_index_params *params,
+                                    const struct quality_head *head, uint32_t segment, void *memory,
+                                    void *scratch)
+{
+    uint32_t begin = segment_begin(estimator, segment);
+    uint32_t tokens = segment_begin(estimator, segment + 1) - begin;
+    struct an_rows rows = segment_rows(head, begin);
+    double sums[PP_HEAD_DIM_MAX] = {0.0};
+    float centre[PP_HEAD_DIM_MAX] = {0.0f};
+    struct an_index *index;
+    an_kernels_get()->sum_keys(&rows, 0, tokens, sums);
+    for (uint32_t d = 0; d < head->dim && estimator->spec.centred; ++d) {
+        centre[d] = (float)(sums[d] / tokens);
+    }
+    return an_index_build(params, &rows, tokens, centre, NULL, 0, estimator->threads, memory,
+                          scratch, &index);
+}
+
 enum pp_status quality_product_open(struct quality_estimator *estimator)
 {
     const struct quality_held *held = estimator->held;
     const struct quality_spec *spec = &estimator->spec;
     PP_TRY(take_params(estimator));
+    if (spec->segments > (held->tokens + 63) / 64) {
+        return PP_INVALID_ARGUMENT; /* one would be empty */
+    }
     struct an_index_params params = estimator->params;
-    uint64_t bytes = an_index_bytes(&params, held->shape.head_dim, held->tokens);
+    uint32_t longest = (held->tokens + 63) / 64 / spec->segments * 64 + 64;
+    longest = longest < held->tokens ? longest : held->tokens;
+    uint64_t bytes = (an_index_bytes(&params, held->shape.head_dim, longest) + 63) & ~63ull;
     uint64_t scratch_bytes =
-        an_index_scratch_bytes(&params, held->shape.head_dim, held->tokens, estimator->threads);
+        an_index_scratch_bytes(&params, held->shape.head_dim, longest, estimator->threads);
     void *scratch = aligned_alloc(64, (scratch_bytes + 63) & ~63ull);
     enum pp_status status = scratch == NULL ? PP_MEMORY : PP_OK;
     for (uint32_t i = 0; status == PP_OK && i < held->shape.layers * held->shape.kv_heads; ++i) {
-        const struct quality_head *head = &held->heads[i];
-        struct an_index *index;
-        params.balance = spec->kind == QUALITY_SKETCH && spec->balanced ? head->balance : NULL;
-        estimator->states[i] = aligned_alloc(64, (bytes + 63) & ~63ull);
-        if (estimator->states[i] == NULL) {
-            status = PP_MEMORY;
-            break;
+        uint8_t *memory = aligned_alloc(64, spec->segments * bytes);
+        estimator->states[i] = memory;
+        params.balance =
+            spec->kind == QUALITY_SKETCH && spec->balanced ? held->heads[i].balance : NULL;
+        status = memory == NULL ? PP_MEMORY : PP_OK;
+        for (uint32_t segment = 0; status == PP_OK && segment < spec->segments; ++segment) {
+            status = build_segment(estimator, &params, &held->heads[i], segment,
+                                   memory + segment * bytes, scratch);
         }
-        bool centred = spec->kind == QUALITY_SKETCH || spec->centred;
-        status =
-            an_index_build(&params, &head->rows, head->tokens, centred ? head->centre : no_centre,
-                           NULL, 0, estimator->threads, estimator->states[i], scratch, &index);
     }
     free(scratch);
-    estimator->state_bytes = (double)bytes / held->tokens;
+    estimator->segment_bytes = bytes;
+    estimator->state_bytes = (double)(spec->segments * bytes) / held->tokens;
     return status;
 }
 
@@ -115,13 +151,20 @@ static void attend_heads(const struct quality_call *call, uint32_t first, uint32
                                    .q_scaled = scratch->q_scaled + at,
                                    .codes = scratch->codes + (uint64_t)first * 512,
                                    .draw = {.seed = pp_rng_at(call->seed, first)},
-                                   .rows_share = (float)estimator->knob,
-                                   .rows_read = scratch->bits};
+                                   .rows_share = (float)estimator->knob};
     if (estimator->spec.kind == QUALITY_LSH) {
         pp_hash_query(estimator->hash, query.q, scratch->codes + (uint64_t)first * 512);
     }
-    an_index_attend(call->state, &estimator->params, &call->head->rows, 0, call->head->tokens,
-                    &query, scratch->index, sums);
+    for (uint32_t segment = 0; segment < estimator->spec.segments; ++segment) {
+        uint32_t begin = segment_begin(estimator, segment);
+        struct an_rows rows = segment_rows(call->head, begin);
+        const uint8_t *index = (const uint8_t *)call->state + segment * estimator->segment_bytes;
+        query.draw.first = begin;
+        query.rows_read = scratch->bits + begin / 64;
+        an_index_attend((const struct an_index *)(const void *)index, &estimator->params, &rows, 0,
+                        segment_begin(estimator, segment + 1) - begin, &query, scratch->index,
+                        sums);
+    }
 }
 
 void quality_product_attend(const struct quality_call *call)

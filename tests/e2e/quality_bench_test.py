@@ -41,7 +41,8 @@ class QualityBenchTest(unittest.TestCase):
 
     def test_every_estimator_is_reported_with_every_field(self):
         estimators = ["exact", "topk", "weight", "uniform", "quest", "loki", "lsh:k=10,l=150",
-                      "lsh:k=6,centre=no", "sketch", "sketch:bits=1,balance=no", "topk:sample=head"]
+                      "lsh:k=6,centre=no", "sketch", "sketch:bits=1,balance=no",
+                      "sketch:segments=2", "topk:sample=head"]
         with tempfile.TemporaryDirectory() as folder:
             out = pathlib.Path(folder) / "quality.json"
             reports = self.quality(out, "--needles=0", "--estimators", ",".join(estimators))
