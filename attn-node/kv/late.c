@@ -45,6 +45,17 @@ static uint16_t *ring_of(const struct an_late *late, uint32_t layer)
     return late->queries + (uint64_t)layer * AN_LATE_ROWS * late->q_heads * late->dim;
 }
 
+/* f32 to bf16, half to even: a loop that becomes vectors, since it is on the path of every attend.
+ */
+static void narrow(const float *values, uint32_t dim, uint16_t *out)
+{
+    for (uint32_t i = 0; i < dim; i++) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], sizeof(bits));
+        out[i] = (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    }
+}
+
 void an_late_put(struct an_late *late, uint32_t layer, enum pp_dtype dtype, const uint8_t *q,
                  uint32_t rows)
 {
@@ -62,8 +73,12 @@ void an_late_put(struct an_late *late, uint32_t layer, enum pp_dtype dtype, cons
                 memcpy(out, aligned, bytes);
                 continue;
             }
-            pp_dtype_to_f32(dtype, aligned, late->dim, values);
-            pp_dtype_from_f32(PP_BF16, values, late->dim, out);
+            const float *wide = aligned;
+            if (dtype != PP_F32) {
+                pp_dtype_to_f32(dtype, aligned, late->dim, values);
+                wide = values;
+            }
+            narrow(wide, late->dim, out);
         }
         uint32_t next = late->next[layer] + 1;
         late->next[layer] = next < 2 * AN_LATE_ROWS ? next : AN_LATE_ROWS;

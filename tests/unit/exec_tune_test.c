@@ -232,9 +232,8 @@ static void a_node_that_stops_ends_the_tune(void **state)
     assert_true(job.status == PP_CANCELLED || job.status == PP_OK);
 }
 
-static void late_queries_are_the_last_ones(void **state)
+static void check_late(enum pp_dtype dtype)
 {
-    (void)state;
     struct an_late *late = an_late_new(2, 2, 3);
     assert_non_null(late);
     float out[AN_LATE_ROWS * 6];
@@ -242,11 +241,13 @@ static void late_queries_are_the_last_ones(void **state)
     for (uint32_t put = 0; put < 21; put++) {
         uint8_t memory[2 * 6 * sizeof(float) + 1];
         float rows[2][6];
+        uint8_t given[sizeof(rows)];
         for (uint32_t i = 0; i < 12; i++) {
             rows[i / 6][i % 6] = (float)(put * 2 + i / 6);
         }
-        memcpy(memory + 1, rows, sizeof(rows)); /* of any alignment */
-        an_late_put(late, 1, PP_F32, memory + 1, 2);
+        pp_dtype_from_f32(dtype, rows[0], 12, given);
+        memcpy(memory + 1, given, sizeof(given)); /* of any alignment */
+        an_late_put(late, 1, dtype, memory + 1, 2);
     }
     assert_int_equal(an_late_get(late, 0, out), 0);
     assert_int_equal(an_late_get(late, 1, out), AN_LATE_ROWS);
@@ -260,6 +261,14 @@ static void late_queries_are_the_last_ones(void **state)
     }
     assert_int_equal(seen, (1u << AN_LATE_ROWS) - 1);
     an_late_destroy(late);
+}
+
+static void late_queries_are_the_last_ones(void **state)
+{
+    (void)state;
+    check_late(PP_F32);
+    check_late(PP_F16);
+    check_late(PP_BF16);
     assert_int_equal(an_late_bytes(PP_LAYERS_MAX, 1024, 256), 0); /* too large: none is kept */
 }
 
