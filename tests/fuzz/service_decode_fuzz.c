@@ -40,6 +40,7 @@ static void touch_append(const struct an_append_args *args)
     touch_span(args->v);
     touch_span(args->signatures);
     touch_span(args->centre);
+    touch_span(args->balance);
 }
 
 static void touch_attend(const struct an_attend_args *args)
