@@ -153,8 +153,9 @@ static void a_node_reads_exactly_where_that_is_cheaper_unless_the_estimator_is_n
     fixture_stop(&fixture);
 }
 
-/* Rows of three segments, too few to be merged. In the second, the keys of kv head 0 lie along the queries, half of them
- * the other way: its tables find half of it, and reading it whole is cheaper. */
+/* Rows of three segments, too few to be merged. In the second, the keys of kv head 0 lie along the
+ * queries, half of them the other way: its tables find half of it, and reading it whole is cheaper.
+ */
 static void append_mixed(struct fixture *fixture, uint64_t handle, const struct shape *shape,
                          const float q[64])
 {
