@@ -133,6 +133,7 @@ enum pp_status gw_engine_new(const struct gw_engine_config *config, char *error_
     }
     engine->device = config->device;
     engine->clock = config->clock;
+    gw_engine_stats_init(config->stats, &engine->stats);
     engine->chunk_tokens = config->chunk_tokens == 0 ? ENGINE_CHUNK_TOKENS : config->chunk_tokens;
     enum pp_status status = gw_engine_load(engine, config, error_out, error_bytes);
     if (status == PP_OK) {

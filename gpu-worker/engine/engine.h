@@ -50,6 +50,7 @@ struct gw_engine_config {
     uint32_t tokens_max;        /* positions a sequence may reach; 0: the model's context */
     uint32_t chunk_tokens;      /* of prefill; 0: 512 */
     struct pp_clock clock;
+    struct pp_stats *stats; /* of errors and flags; may be NULL */
 };
 
 /* What the model is, for people and for bounds. */

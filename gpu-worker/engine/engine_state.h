@@ -17,8 +17,15 @@ struct gw_layer {
     struct gw_matrix q, k, v, o, gate, up, down;
 };
 
+/* NULL members without a registry. */
+struct gw_engine_stats {
+    struct pp_stat *rel_err;                  /* of merged answers, each head's */
+    struct pp_stat *empty, *uniform, *missed; /* attends with such a flag */
+};
+
 struct gw_engine {
     struct gw_device *device;
+    struct gw_engine_stats stats;
     struct gw_stream *stream;
     struct pp_clock clock;
     struct gw_engine_info info;
@@ -130,6 +137,11 @@ static inline double gw_sequence_target(const struct gw_sequence *sequence, uint
 /* What a step learns of errors: gpu-worker/engine/step_errors.c. Copies what was attended here to
  * local_o and local_lse. */
 PP_MUST_USE enum pp_status gw_step_take_local(struct gw_engine *engine);
+/* Series of the engine; stats may be NULL. */
+void gw_engine_stats_init(struct pp_stats *stats, struct gw_engine_stats *own);
+/* Counts the flags of an answer. */
+void gw_step_count_flags(const struct gw_engine *engine, uint32_t flags,
+                         struct gw_step_stats *stats);
 /* Counts the errors of a layer's answer merged with local_*. */
 void gw_step_count_errors(struct gw_sequence *sequence, uint32_t layer);
 /* Asks for the attend that was just answered once more, exactly, and compares. */

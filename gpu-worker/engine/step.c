@@ -84,9 +84,7 @@ static enum pp_status step_answer(struct gw_sequence *sequence, uint32_t layer, 
     stats->keys_held += answer.keys_held;
     stats->keys_read_q += answer.keys_read_q;
     stats->keys_held_q += answer.keys_held_q;
-    stats->attends_empty += (answer.flags & GW_ANSWER_EMPTY_SAMPLE) != 0 ? 1 : 0;
-    stats->attends_uniform += (answer.flags & GW_ANSWER_UNIFORM) != 0 ? 1 : 0;
-    stats->attends_missed += (answer.flags & GW_ANSWER_TARGET_MISSED) != 0 ? 1 : 0;
+    gw_step_count_flags(engine, answer.flags, stats);
     bool known = gw_sequence_target(sequence, layer) > 0.0; /* local_* is filled */
     if (!known && (sequence->errors != NULL || sequence->exact_o != NULL)) {
         PP_TRY(gw_step_take_local(engine));

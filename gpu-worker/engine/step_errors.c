@@ -33,6 +33,39 @@ static double relative(double error, double length)
     return error > 0.0 ? error / length : 0.0;
 }
 
+void gw_engine_stats_init(struct pp_stats *stats, struct gw_engine_stats *own)
+{
+    static const char name[] = "pigpen_worker_attends_flagged_total";
+    static const char help[] = "Attends that were answered otherwise than by the sample asked for.";
+    if (stats == NULL) {
+        return;
+    }
+    own->rel_err = pp_stats_histogram(
+        stats, "pigpen_worker_rel_err", "",
+        "Relative error estimated of answers merged with local attention, each head's.", 1e-3, 2,
+        12);
+    own->empty = pp_stats_counter(stats, name, "flag=\"empty_sample\"", help);
+    own->uniform = pp_stats_counter(stats, name, "flag=\"uniform\"", help);
+    own->missed = pp_stats_counter(stats, name, "flag=\"target_missed\"", help);
+}
+
+static void count_flag(struct pp_stat *stat, bool set, uint64_t *count)
+{
+    *count += set ? 1 : 0;
+    if (set && stat != NULL) {
+        pp_stat_add(stat, 1);
+    }
+}
+
+void gw_step_count_flags(const struct gw_engine *engine, uint32_t flags,
+                         struct gw_step_stats *stats)
+{
+    const struct gw_engine_stats *own = &engine->stats;
+    count_flag(own->empty, (flags & GW_ANSWER_EMPTY_SAMPLE) != 0, &stats->attends_empty);
+    count_flag(own->uniform, (flags & GW_ANSWER_UNIFORM) != 0, &stats->attends_uniform);
+    count_flag(own->missed, (flags & GW_ANSWER_TARGET_MISSED) != 0, &stats->attends_missed);
+}
+
 enum pp_status gw_step_take_local(struct gw_engine *engine)
 {
     const struct gw_device_ops *ops = engine->device->ops;
@@ -74,7 +107,11 @@ void gw_step_count_errors(struct gw_sequence *sequence, uint32_t layer)
         struct pp_partial answer = answer_of(sequence, head);
         struct pp_partial merged = merge_local(engine, head, &answer, o);
         double length = length_of(o, engine->heads.head_dim);
-        gw_errors_add(sequence->errors, layer, head, relative(sqrt((double)merged.var), length));
+        double error = relative(sqrt((double)merged.var), length);
+        gw_errors_add(sequence->errors, layer, head, error);
+        if (engine->stats.rel_err != NULL) {
+            pp_stat_observe(engine->stats.rel_err, error);
+        }
     }
 }
 

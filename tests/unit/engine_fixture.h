@@ -44,6 +44,7 @@ struct gw_remote {
     enum pp_estimator_kind asked; /* by the last attend */
     uint64_t balanced;            /* layers that a balance came for */
     float balances[LAYERS][WIDTH];
+    uint32_t flags;   /* of answers */
     bool known;       /* the last attend but for comparing told what is attended here */
     float rel_err;    /* that answers are published with, when it is asked for, but in exact ones */
     uint64_t lose_at; /* attends or appends till a node is lost; 0: never */
@@ -354,6 +355,7 @@ enum pp_status gw_remote_attend_wait(struct gw_remote_sequence *sequence,
     answer->node_us = 3;
     answer->network_us = 5;
     answer->estimator_used = sequence->asked.layer == 1;
+    answer->flags = fake.flags;
     return PP_OK;
 }
 

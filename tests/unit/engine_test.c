@@ -345,9 +345,14 @@ static void a_step_counts_the_errors_of_its_merged_answers(void **state)
 {
     (void)state;
     struct tiny tiny = tiny_new(128, PP_BF16);
+    struct pp_stats stats;
+    assert_int_equal(pp_stats_init(&stats, 8), PP_OK);
+    gw_engine_stats_init(&stats, &tiny.engine->stats);
     for (uint32_t covers = 0; covers < 2; covers++) {
-        fake = (struct gw_remote){
-            .ack_every = 1, .rel_err = 0.1f, .stretch = covers == 1 ? 0.02f : 20.0f};
+        fake = (struct gw_remote){.ack_every = 1,
+                                  .rel_err = 0.1f,
+                                  .flags = GW_ANSWER_TARGET_MISSED,
+                                  .stretch = covers == 1 ? 0.02f : 20.0f};
         struct gw_sequence_options options = {
             .remote = &fake,
             .estimator = {.kind = PP_SKETCH, .bits = 2, .target_error = 0.05f},
@@ -364,12 +369,18 @@ static void a_step_counts_the_errors_of_its_merged_answers(void **state)
         assert_int_equal(all.count, LAYERS * 6);
         /* What was attended here has none, and the answer is less wrong for it. */
         assert_true(all.mean > 0.01 && (covers == 0 || all.mean < 0.2));
+        const struct gw_engine_stats *series = &tiny.engine->stats;
+        assert_int_equal(pp_stat_value(series->missed), LAYERS * (covers + 1));
+        assert_int_equal(pp_stat_value(series->empty), 0);
+        assert_true(pp_stat_value(series->rel_err) > 0.0);
+        assert_int_equal(step.attends_missed, LAYERS);
         assert_true(fake.known); /* a target is for the merged answer: what is here was told */
-        assert_int_equal(step.errors, 6);
-        assert_int_equal(step.errors_estimated, 6);
-        assert_int_equal(step.errors_covered, covers == 1 ? 6 : 0);
-        assert_int_equal(step.errors_within, covers == 1 ? 6 : 0);
+        assert_int_equal(step.errors, LAYERS * 6); /* flagged ones are compared too */
+        assert_int_equal(step.errors_estimated, LAYERS * 6);
+        assert_int_equal(step.errors_covered, covers == 1 ? LAYERS * 6 : 0);
+        assert_int_equal(step.errors_within, covers == 1 ? LAYERS * 6 : 0);
         static const struct pp_estimator exact = {.kind = PP_EXACT};
+        fake.flags = 0;
         gw_sequence_use(sequence, &exact);
         assert_int_equal(gw_errors_summary(errors, GW_ERRORS_ALL, GW_ERRORS_ALL).count, 0);
         assert_int_equal(gw_sequence_step(sequence, 1, NULL, &step), PP_OK);
@@ -378,6 +389,7 @@ static void a_step_counts_the_errors_of_its_merged_answers(void **state)
         assert_true(all.count == LAYERS * 6 && all.mean == 0.0);
         gw_sequence_close(sequence);
     }
+    pp_stats_deinit(&stats);
     tiny_free(&tiny);
 }
 
