@@ -16,6 +16,7 @@
 #define WORKER_DEFAULT_MODEL ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 #define WORKER_CALL_US       (120u * 1000u * 1000u)
 #define WORKER_OUTBOX_BYTES  (64ull << 20)
+#define WORKER_STATS_MAX     256u
 #define WORKER_SPIN_US       200u
 
 static const char *const worker_shards[] = {"tokens", "kv-heads", "both", NULL};
@@ -108,39 +109,6 @@ static size_t worker_node_time_options(struct gw_worker_options *options,
     return sizeof(table) / sizeof(table[0]);
 }
 
-static size_t worker_error_options(struct gw_worker_options *options, struct pp_option *table_out)
-{
-    const struct pp_option table[] = {
-        {.name = "target-error",
-         .kind = PP_OPTION_DOUBLE,
-         .target = &options->target_error,
-         .group = "Attention nodes",
-         .default_text = "0",
-         .value_name = "E",
-         .number_max = 1.0,
-         .help = "Relative error that every answer of a node is to be within, 0.1 for instance: "
-                 "sketch reads as many keys as that takes, and what misses it is attended exactly. "
-                 "0: none."},
-        {.name = "cache-dir",
-         .kind = PP_OPTION_TEXT,
-         .target = &options->cache_dir,
-         .group = "Attention nodes",
-         .default_text = "",
-         .value_name = "DIR",
-         .help = "Where --sketch-balance keeps what it measured, by model, for later starts and "
-                 "short prompts."},
-        {.name = "errors",
-         .kind = PP_OPTION_BOOL,
-         .target = &options->errors,
-         .group = "Attention nodes",
-         .default_text = "true",
-         .help = "Nodes say how far off their answers may be; reported by layer."},
-    };
-    memcpy(table_out, table, sizeof(table));
-    return sizeof(table) / sizeof(table[0]);
-}
-
-/* What happens when nodes are slow or lost. */
 static size_t worker_loss_options(struct gw_worker_options *options, struct pp_option *table_out)
 {
     const struct pp_option table[] = {
@@ -277,7 +245,7 @@ size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_optio
 {
     size_t count = worker_node_options(options, table_out);
     count += worker_node_time_options(options, table_out + count);
-    count += worker_error_options(options, table_out + count);
+    count += gw_worker_error_options(options, table_out + count);
     count += worker_loss_options(options, table_out + count);
     count += worker_tls_options(options, table_out + count);
     count += worker_model_options(options, table_out + count);
@@ -295,30 +263,6 @@ enum pp_status gw_worker_options_check(const struct gw_worker_options *options, 
         return PP_INVALID_ARGUMENT;
     }
     return gw_nodes_check(options->nodes, errors);
-}
-
-static void worker_target_one(double target, struct pp_estimator *estimator)
-{
-    if (estimator->kind != PP_EXACT && estimator->target_error == 0.0f) {
-        estimator->target_error = (float)target;
-    }
-}
-
-enum pp_status gw_worker_target(const struct gw_worker_options *options,
-                                struct pp_estimators *estimators, FILE *errors)
-{
-    if (options->target_error == 0.0) {
-        return PP_OK;
-    }
-    if (!pp_estimators_sample(estimators)) {
-        fprintf(errors, "--target-error: exact has no error; name lsh or sketch\n");
-        return PP_INVALID_ARGUMENT;
-    }
-    worker_target_one(options->target_error, &estimators->common);
-    for (uint32_t i = 0; i < estimators->range_count; i++) {
-        worker_target_one(options->target_error, &estimators->ranges[i].estimator);
-    }
-    return PP_OK;
 }
 
 enum pp_status gw_layers_parse(const char *text, uint32_t layers, FILE *errors,
@@ -373,7 +317,8 @@ static enum pp_status worker_open_model(struct gw_worker *worker,
                                           .kv_dtype = worker_kv_dtype(options->kv_dtype),
                                           .tokens_max = (uint32_t)options->context,
                                           .chunk_tokens = (uint32_t)options->chunk_tokens,
-                                          .clock = worker->clock};
+                                          .clock = worker->clock,
+                                          .stats = &worker->stats};
         status = gw_engine_new(&config, error, sizeof(error), &worker->engine);
     }
     if (status != PP_OK) {
@@ -466,6 +411,7 @@ static enum pp_status worker_open_remote(struct gw_worker *worker,
         config->transport = worker->transport;
         config->tls = worker->tls;
         config->clock = worker->clock;
+        config->stats = &worker->stats;
         config->shard = (enum gw_shard)options->shard;
         config->replicas = (uint32_t)options->replicas;
         config->hedge_us = options->hedge_us;
@@ -492,6 +438,8 @@ enum pp_status gw_worker_open(struct gw_worker *worker, const struct gw_worker_o
     memset(worker, 0, sizeof(*worker));
     worker->clock = pp_clock_system();
     pp_log_configure((enum pp_log_level)options->log_level, PP_LOG_TEXT);
+    worker->metrics_path = worker_or_null(options->metrics_file);
+    PP_TRY(pp_stats_init(&worker->stats, WORKER_STATS_MAX));
     enum pp_status status = worker_open_model(worker, options, errors);
     if (status == PP_OK) {
         status =
@@ -514,8 +462,9 @@ void gw_worker_close(struct gw_worker *worker)
 {
     if (worker->remote != NULL) {
         gw_remote_stop(worker->remote);
-        gw_remote_destroy(worker->remote);
     }
+    gw_worker_metrics_write(worker);
+    gw_remote_destroy(worker->remote);
     gw_membership_destroy(worker->membership);
     if (worker->transport != NULL) {
         worker->transport->ops->destroy(worker->transport);
@@ -531,6 +480,7 @@ void gw_worker_close(struct gw_worker *worker)
     if (worker->gguf != NULL) {
         gw_gguf_close(worker->gguf);
     }
+    pp_stats_deinit(&worker->stats);
     memset(worker, 0, sizeof(*worker));
 }
 

@@ -13,6 +13,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/options.h"
+#include "common/base/stat.h"
 #include "common/base/status.h"
 #include "common/rpc/security.h"
 #include "gpu-worker/engine/engine.h"
@@ -37,9 +38,10 @@ struct gw_worker_options {
     bool nodes_plan;
     bool worker_signatures;
     bool sketch_balance;
-    const char *cache_dir; /* "" or NULL: nothing is kept */
-    bool errors;           /* nodes say how far off their answers may be */
-    double target_error;   /* of an estimator that names none; 0: none */
+    const char *cache_dir;    /* "" or NULL: nothing is kept */
+    bool errors;              /* nodes say how far off their answers may be */
+    const char *metrics_file; /* "" or NULL: none */
+    double target_error;      /* of an estimator that names none; 0: none */
     int log_level;
     bool quiet; /* no progress on stderr */
     /* PEM files and a name; "" or NULL: none. Without an authority: plain text. */
@@ -47,8 +49,11 @@ struct gw_worker_options {
 };
 
 /* The options of these, for a program's table: writes at most GW_WORKER_OPTIONS_MAX entries. */
-#define GW_WORKER_OPTIONS_MAX 32u
+#define GW_WORKER_OPTIONS_MAX 40u
 size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_option *table_out);
+
+/* Those of them that are about errors: gpu-worker/api/worker_errors.c. */
+size_t gw_worker_error_options(struct gw_worker_options *options, struct pp_option *table_out);
 
 /* What they alone tell to be wrong: PP_INVALID_ARGUMENT with a line on errors. */
 PP_MUST_USE enum pp_status gw_worker_options_check(const struct gw_worker_options *options,
@@ -56,6 +61,8 @@ PP_MUST_USE enum pp_status gw_worker_options_check(const struct gw_worker_option
 
 struct gw_worker {
     struct pp_clock clock;
+    struct pp_stats stats;    /* of engine and remote */
+    const char *metrics_path; /* where they are written at close; NULL: nowhere */
     struct gw_gguf *gguf;
     struct gw_tokenizer *tokenizer;
     struct gw_device *device;
@@ -76,6 +83,9 @@ PP_MUST_USE enum pp_status gw_worker_open(struct gw_worker *worker,
 void gw_worker_close(struct gw_worker *worker);
 /* Between steps: takes nodes that came or went since; the failure to do so is told in the log. */
 void gw_worker_follow_nodes(struct gw_worker *worker);
+
+/* Writes the series to the path that --metrics-file names, if any; a failure is said on stderr. */
+void gw_worker_metrics_write(const struct gw_worker *worker);
 
 /* Gives --target-error to the estimators that sample and name none themselves. PP_INVALID_ARGUMENT
  * with a line on errors when none samples. */

@@ -258,6 +258,7 @@ class ClusterTest(unittest.TestCase):
         with node_process.Node(NODE, *options) as one, node_process.Node(NODE, *options) as two:
             done = worker("eval", "--text", str(self.short), "--tokens=16", "--compare",
                           "--estimators=sketch:share=0.2,sketch:error=0.2,exact",
+                          "--metrics-file", str(self.path / "worker.prom"),
                           "--json", str(out), nodes_option((one, two)))
         self.assertEqual(done.returncode, 0, done.stderr)
         fixed, kept, exact = (json.loads(line) for line in out.read_text().splitlines())
@@ -274,6 +275,11 @@ class ClusterTest(unittest.TestCase):
         self.assertGreaterEqual(kept["within_target"], 0.95)
         self.assertNotIn("errors", exact)
         self.assertIn("estimated relative error", done.stdout)
+        series = dict(line.rsplit(" ", 1) for line in
+                      (self.path / "worker.prom").read_text().splitlines() if line[0] != "#")
+        # 16 steps of three estimators, exact with an error of 0.
+        self.assertEqual(int(series["pigpen_worker_rel_err_count"]), 3 * 16 * 30 * 9)
+        self.assertEqual(int(series['pigpen_worker_attends_flagged_total{flag="empty_sample"}']), 0)
 
     def test_lsh_perplexity_on_a_long_text_is_within_five_per_cent_of_exact(self):
         out = self.path / "eval.json"

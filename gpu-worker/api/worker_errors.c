@@ -1,0 +1,91 @@
+/*
+ * What the worker's programs share about errors of answers: their options, the target that
+ * estimators get, and the series of a run as a file. On the walk: above engine. It refuses to know
+ * how errors are estimated.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "common/obs/metrics.h"
+#include "gpu-worker/api/worker.h"
+
+size_t gw_worker_error_options(struct gw_worker_options *options, struct pp_option *table_out)
+{
+    const struct pp_option table[] = {
+        {.name = "target-error",
+         .kind = PP_OPTION_DOUBLE,
+         .target = &options->target_error,
+         .group = "Attention nodes",
+         .default_text = "0",
+         .value_name = "E",
+         .number_max = 1.0,
+         .help = "Relative error that every answer of a node is to be within, 0.1 for instance: "
+                 "sketch reads as many keys as that takes, and what misses it is attended exactly. "
+                 "0: none."},
+        {.name = "cache-dir",
+         .kind = PP_OPTION_TEXT,
+         .target = &options->cache_dir,
+         .group = "Attention nodes",
+         .default_text = "",
+         .value_name = "DIR",
+         .help = "Where --sketch-balance keeps what it measured, by model, for later starts and "
+                 "short prompts."},
+        {.name = "errors",
+         .kind = PP_OPTION_BOOL,
+         .target = &options->errors,
+         .group = "Attention nodes",
+         .default_text = "true",
+         .help = "Nodes say how far off their answers may be; reported by layer."},
+        {.name = "metrics-file",
+         .kind = PP_OPTION_TEXT,
+         .target = &options->metrics_file,
+         .group = "Output",
+         .default_text = "",
+         .value_name = "PATH",
+         .help =
+             "Write what was counted there at the end, as Prometheus text for a node exporter's "
+             "textfile collector."},
+    };
+    memcpy(table_out, table, sizeof(table));
+    return sizeof(table) / sizeof(table[0]);
+}
+
+/* What happens when nodes are slow or lost. */
+static void worker_target_one(double target, struct pp_estimator *estimator)
+{
+    if (estimator->kind != PP_EXACT && estimator->target_error == 0.0f) {
+        estimator->target_error = (float)target;
+    }
+}
+
+enum pp_status gw_worker_target(const struct gw_worker_options *options,
+                                struct pp_estimators *estimators, FILE *errors)
+{
+    if (options->target_error == 0.0) {
+        return PP_OK;
+    }
+    if (!pp_estimators_sample(estimators)) {
+        fprintf(errors, "--target-error: exact has no error; name lsh or sketch\n");
+        return PP_INVALID_ARGUMENT;
+    }
+    worker_target_one(options->target_error, &estimators->common);
+    for (uint32_t i = 0; i < estimators->range_count; i++) {
+        worker_target_one(options->target_error, &estimators->ranges[i].estimator);
+    }
+    return PP_OK;
+}
+
+void gw_worker_metrics_write(const struct gw_worker *worker)
+{
+    if (worker->metrics_path == NULL) {
+        return;
+    }
+    FILE *file = fopen(worker->metrics_path, "wb");
+    if (file != NULL) {
+        pp_metrics_render(&worker->stats, file);
+    }
+    if (file == NULL || fclose(file) != 0) {
+        fprintf(stderr, "--metrics-file: cannot write %s: %s\n", worker->metrics_path,
+                strerror(errno));
+    }
+}
