@@ -200,6 +200,9 @@ static enum pp_status step_all(struct gw_sequence *sequence, uint32_t id, float 
     while (sequence->remote != NULL && (status = gw_sequence_leave(sequence)) != PP_OK) {
         PP_TRY(step_recover(sequence, status, &recoveries));
     }
+    if (sequence->remote != NULL) {
+        gw_remote_maintain(sequence->remote);
+    }
     return PP_OK;
 }
 

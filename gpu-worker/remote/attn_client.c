@@ -16,6 +16,7 @@
 #include "common/attn/budget.h"
 #include "common/base/assert.h"
 #include "common/base/log.h"
+#include "gpu-worker/remote/node.h"
 
 #define ATTEND_PATH "/pigpen.v1.AttentionService/AttendStream"
 
@@ -324,6 +325,9 @@ static void take_answer(struct gw_node *node, const Pigpen__V1__AttendResponse *
         return;
     }
     uint64_t now_us = gw_remote_now(node->remote);
+    if (answer->draining && !atomic_load(&node->draining)) {
+        gw_node_drains(node);
+    }
     dispatch->answered_us = now_us;
     note_time(node, now_us > ask->sent_us ? now_us - ask->sent_us : 0);
     unlink_ask(node, ask);

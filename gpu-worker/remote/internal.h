@@ -33,6 +33,7 @@
 
 struct gw_node;
 struct gw_part;
+struct gw_refill;
 
 /* Work for the rpc thread. */
 struct gw_command {
@@ -145,6 +146,7 @@ struct gw_remote_sequence {
     struct gw_set *sets;    /* [route.part_count] */
     struct gw_part **parts; /* [engine] of all nodes, lost ones too */
     uint32_t part_count;
+    struct gw_refill *refill;        /* [engine] NULL: nothing was ever copied */
     uint64_t *handed;                /* [layers] [engine] */
     _Atomic uint64_t *held;          /* [layers] */
     struct pp_estimators estimators; /* resolved */
@@ -203,6 +205,7 @@ struct gw_node {
     uint64_t slow_us;   /* what one of a hundred answers takes, about */
     /* whether new parts may come here */
     _Atomic bool out;
+    _Atomic bool draining;      /* parts on it are to move; then it is out */
     struct gw_node_state state; /* [rpc] */
     bool gone; /* no longer in the list of nodes; changed while the engine thread waits */
     /* appends [rpc]: one list, sent ones first */
@@ -233,7 +236,8 @@ struct gw_remote {
     uint64_t next_request_id;             /* [engine] */
     uint64_t turn;                        /* [engine] sequences opened */
     struct pp_stat *late_answers, *failures, *outbox_bytes, *append_resends;
-    struct pp_stat *parts_lost, *hedges;
+    struct pp_stat *parts_lost, *hedges, *parts_copied;
+    uint64_t copied; /* [engine] parts, since the start */
 };
 
 static inline uint64_t gw_remote_now(const struct gw_remote *remote)
@@ -258,6 +262,10 @@ __attribute__((format(printf, 3, 4))) void gw_part_fail(struct gw_part *part, en
 /* The same from the engine thread, which waits until it is done. */
 void gw_part_fail_from_engine(struct gw_part *part, enum pp_status status, const char *what,
                               const char *message);
+/* The rpc thread: the part is no longer on this node, which is no failure. */
+void gw_part_leave(struct gw_part *part);
+/* recover.c. The engine thread: frees parts that are lost; the route no longer names them. */
+void gw_sequence_purge(struct gw_remote_sequence *sequence);
 /* The rpc thread: a set's dispatch was answered by this member; others are no longer waited for. */
 void gw_set_answered(struct gw_part *part);
 /* The rpc thread: the body of a dispatch's command. */

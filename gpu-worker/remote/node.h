@@ -38,7 +38,10 @@ PP_MUST_USE enum pp_status gw_node_probe_all(struct gw_remote *remote, uint64_t 
 /* node_trial.c. rpc thread: the node failed somebody; where that makes it doubtful it is out of use
  * until it has stood its trials. */
 void gw_node_fault(struct gw_node *node, enum pp_status status);
-/* The same from the engine thread. */
+/* rpc thread: the node says that it is being drained: it serves what it holds until that has moved.
+ */
+void gw_node_drains(struct gw_node *node);
+/* The same as gw_node_fault from the engine thread. */
 void gw_node_fault_from_engine(struct gw_node *node, enum pp_status status);
 /* rpc thread: tries a node that is out. Returns when to call next. */
 uint64_t gw_node_tick(struct gw_node *node, uint64_t now_us);

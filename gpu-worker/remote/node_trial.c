@@ -33,6 +33,7 @@ static bool puts_out(enum pp_status status)
 static void state_changed(struct gw_node *node, const char *cause)
 {
     bool out = !gw_node_state_open(&node->state);
+    atomic_store(&node->draining, node->state.phase == GW_NODE_DRAINING);
     if (atomic_exchange(&node->out, out) != out) {
         pp_stat_set(node->up, out ? 0 : 1);
         PP_LOG_WARNF("remote", out ? "node out of use" : "node in use",
@@ -54,6 +55,12 @@ void gw_node_fault(struct gw_node *node, enum pp_status status)
         gw_node_state_fault(&node->state, now_us);
     }
     state_changed(node, pp_status_name(status));
+}
+
+void gw_node_drains(struct gw_node *node)
+{
+    gw_node_state_drains(&node->state, gw_remote_now(node->remote));
+    state_changed(node, "its answers");
 }
 
 struct fault {

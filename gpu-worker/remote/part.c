@@ -197,7 +197,8 @@ void gw_parts_close(struct gw_part *const *parts, uint32_t count)
         ref.incarnation = parts[i]->incarnation;
         ref.generation = parts[i]->sequence->generation;
         request.part = &ref;
-        bool away = atomic_load(&parts[i]->lost) || atomic_load(&parts[i]->node->out);
+        const struct gw_node *node = parts[i]->node;
+        bool away = atomic_load(&node->out) && !atomic_load(&node->draining);
         if (ref.handle != 0 && !away &&
             gw_unary_start(&unaries[i], parts[i]->node, SERVICE "ClosePart", CLOSE_TIMEOUT_US,
                            &request.base, &pigpen__v1__close_part_response__descriptor, NULL,

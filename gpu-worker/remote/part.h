@@ -15,6 +15,8 @@ void gw_part_destroy(struct gw_part *part);
  * status that is not PP_OK; some may be open then. A node that turns out to be gone is out of use.
  */
 PP_MUST_USE enum pp_status gw_parts_open(struct gw_part *const *parts, uint32_t count);
+/* sequence_parts.c: seals what it holds, where anything is sampled; its index is made meanwhile. */
+PP_MUST_USE enum pp_status gw_part_seal(struct gw_part *part);
 /* Best effort: those on nodes that are gone end with their leases. */
 void gw_parts_close(struct gw_part *const *parts, uint32_t count);
 

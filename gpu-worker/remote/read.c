@@ -186,14 +186,21 @@ void gw_read_start(struct gw_read *read, struct gw_part *part, uint32_t layer, u
     gw_remote_post(remote, &read->start);
 }
 
+void gw_read_cancel(struct gw_read *read)
+{
+    if (!atomic_load(&read->done) && !atomic_load(&read->cancelled)) {
+        atomic_store(&read->cancelled, true);
+        gw_remote_post(read->node->remote, &read->cancel);
+    }
+}
+
 enum pp_status gw_read_wait(struct gw_read *read)
 {
     struct gw_remote *remote = read->node->remote;
     while (!atomic_load_explicit(&read->done, memory_order_acquire)) {
         uint64_t now_us = gw_remote_now(remote);
-        if (now_us >= read->deadline_us + READ_GRACE_US && !atomic_load(&read->cancelled)) {
-            atomic_store(&read->cancelled, true);
-            gw_remote_post(remote, &read->cancel);
+        if (now_us >= read->deadline_us + READ_GRACE_US) {
+            gw_read_cancel(read);
         }
         gw_remote_pause(remote, now_us + GW_WAIT_PAUSE_US);
     }

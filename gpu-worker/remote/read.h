@@ -29,6 +29,8 @@ struct gw_read {
  * heads side by side. Memory and *read stay untouched until gw_read_wait has returned. */
 void gw_read_start(struct gw_read *read, struct gw_part *part, uint32_t layer, uint64_t start,
                    uint64_t count, uint8_t *k_out, uint8_t *v_out, uint64_t token_bytes);
+/* Engine thread: its rows are no longer wanted; gw_read_wait then returns soon. */
+void gw_read_cancel(struct gw_read *read);
 /* Engine thread: waits for one that was started; it ends, because it has a deadline. The status
  * says whether every row has come; read->message says more for people. */
 PP_MUST_USE enum pp_status gw_read_wait(struct gw_read *read);

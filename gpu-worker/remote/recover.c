@@ -9,27 +9,42 @@
 #include "common/base/log.h"
 #include "gpu-worker/remote/node.h"
 #include "gpu-worker/remote/part.h"
+#include "gpu-worker/remote/refill.h"
 
 /* How long nodes that are out may take to say that they are not, when no other is left. */
 #define LAST_PROBE_US 500000u
 
-/* Parts that are lost leave the table; rows that were on their way are to be sent again. */
-static void forget_lost(struct gw_remote_sequence *sequence)
+static void nothing(void *context)
+{
+    (void)context;
+}
+
+void gw_sequence_purge(struct gw_remote_sequence *sequence)
 {
     uint32_t kept = 0;
+    gw_remote_run(sequence->remote, nothing, NULL); /* commands that name them have run */
     for (uint32_t i = 0; i < sequence->part_count; ++i) {
         struct gw_part *part = sequence->parts[i];
         if (atomic_load(&part->lost)) {
             gw_route_leave(&sequence->route, part->index, part->node->index);
             gw_part_destroy(part);
-            continue;
+        } else {
+            sequence->parts[kept++] = part;
         }
+    }
+    sequence->part_count = kept;
+}
+
+/* Parts that are lost leave the table; rows that were on their way are to be sent again. */
+static void forget_lost(struct gw_remote_sequence *sequence)
+{
+    gw_sequence_purge(sequence);
+    for (uint32_t i = 0; i < sequence->part_count; ++i) {
+        struct gw_part *part = sequence->parts[i];
         for (uint32_t layer = 0; layer < sequence->config.shape.layers; ++layer) {
             part->queued[layer] = atomic_load(&part->acked[layer]);
         }
-        sequence->parts[kept++] = part;
     }
-    sequence->part_count = kept;
 }
 
 /* Of the nodes in use that were not tried yet: the one with the fewest of our tokens. UINT32_MAX:
@@ -155,6 +170,7 @@ enum pp_status gw_remote_recover(struct gw_remote_sequence *sequence)
     if (failed == PP_OK || !sequence->recoverable || sequence->attending) {
         return failed == PP_OK ? PP_FAILED_PRECONDITION : failed;
     }
+    gw_refill_abort(sequence);
     while (gw_sequence_failed(sequence) != PP_OK) {
         gw_remote_run(sequence->remote, settle, sequence);
         forget_lost(sequence);

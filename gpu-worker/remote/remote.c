@@ -44,7 +44,7 @@ void gw_buffer_release(void *context)
 }
 
 /* Series that nobody collects, so that counting needs no branches. */
-static struct pp_stat unread[8];
+static struct pp_stat unread[9];
 
 static void register_stats(struct gw_remote *remote)
 {
@@ -55,6 +55,7 @@ static void register_stats(struct gw_remote *remote)
     remote->append_resends = &unread[3];
     remote->parts_lost = &unread[6];
     remote->hedges = &unread[7];
+    remote->parts_copied = &unread[8];
     if (stats != NULL) {
         remote->late_answers = pp_stats_counter(stats, "pigpen_worker_late_answers_total", "",
                                                 "Answers that came after their request ended.");
@@ -66,6 +67,8 @@ static void register_stats(struct gw_remote *remote)
                                                   "Append messages sent again.");
         remote->parts_lost = pp_stats_counter(stats, "pigpen_worker_parts_lost_total", "",
                                               "Parts that a node no longer serves.");
+        remote->parts_copied = pp_stats_counter(stats, "pigpen_worker_parts_copied_total", "",
+                                                "Parts copied from node to node.");
         remote->hedges = pp_stats_counter(stats, "pigpen_worker_hedges_total", "",
                                           "Attends that a second node was asked.");
     }

@@ -116,6 +116,10 @@ PP_MUST_USE enum pp_status gw_remote_sequence_reopen(struct gw_remote_sequence *
  * handed over again. Otherwise the failure itself; also when no node is left.
  * PP_FAILED_PRECONDITION: nothing has failed. */
 PP_MUST_USE enum pp_status gw_remote_recover(struct gw_remote_sequence *sequence);
+/* Between steps: brings on, without waiting, what makes the sequence outlive more nodes: a part
+ * that lies on fewer nodes than it should, or on one that is being drained, is copied to another. A
+ * replica that does not keep up is left. */
+void gw_remote_maintain(struct gw_remote_sequence *sequence);
 /* Whether it can go on after a failure: none is another. */
 bool gw_remote_recoverable(const struct gw_remote_sequence *sequence);
 /* From the first to the last token of a layer that was handed over and that some part lacks; both

@@ -13,6 +13,7 @@
 #include "gpu-worker/remote/node.h"
 #include "gpu-worker/remote/outbox.h"
 #include "gpu-worker/remote/part.h"
+#include "gpu-worker/remote/refill.h"
 #include "gpu-worker/remote/sampling.h"
 
 #define SERVICE          "/pigpen.v1.AttentionService/"
@@ -350,6 +351,7 @@ void gw_remote_sequence_close(struct gw_remote_sequence *sequence)
     if (sequence->enlisted) {
         gw_remote_run(sequence->remote, detach, sequence);
     }
+    gw_refill_destroy(sequence);
     gw_parts_close(sequence->parts, sequence->part_count);
     sequence_free(sequence);
 }

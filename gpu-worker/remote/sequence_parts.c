@@ -5,6 +5,8 @@
 #include <stdlib.h>
 
 #include "gpu-worker/remote/node.h"
+#include "gpu-worker/remote/part.h"
+#include "gpu-worker/remote/refill.h"
 
 #define SERVICE "/pigpen.v1.AttentionService/"
 /* How often the nodes are asked how far their indexes are, and how long nothing may change. */
@@ -72,6 +74,18 @@ static enum pp_status start_seal(struct gw_part *part, struct gw_unary *unary, v
     return gw_unary_start(unary, part->node, SERVICE "SealPart",
                           part->sequence->remote->config.call_timeout_us, &request.base,
                           &pigpen__v1__seal_part_response__descriptor, take_sealed, part);
+}
+
+enum pp_status gw_part_seal(struct gw_part *part)
+{
+    struct gw_unary unary = {0};
+    if (!pp_estimators_sample(&part->sequence->estimators)) {
+        return PP_OK;
+    }
+    PP_TRY(start_seal(part, &unary, NULL));
+    enum pp_status status = gw_unary_wait(part->sequence->remote, &unary, 1);
+    gw_unary_deinit(&unary);
+    return status;
 }
 
 static enum pp_status take_progress(struct gw_unary *unary, const ProtobufCMessage *message)
@@ -175,6 +189,7 @@ enum pp_status gw_remote_truncate(struct gw_remote_sequence *sequence, uint64_t 
     if (sequence->attending) {
         return PP_FAILED_PRECONDITION;
     }
+    gw_refill_abort(sequence); /* at the generation that ends here */
     PP_TRY(gw_remote_flush(sequence));
     PP_TRY(call_parts(sequence, "truncate", start_truncate, &held_tokens));
     /* Nothing is on its way, so no other thread reads or writes these now. */

@@ -183,7 +183,11 @@ static void lose(struct gw_part *part)
         }
     }
     set->member_count = kept;
-    pp_stat_add(part->sequence->remote->parts_lost, 1);
+}
+
+void gw_part_leave(struct gw_part *part)
+{
+    lose(part);
 }
 
 /* A member has gone, others are left. */
@@ -226,6 +230,7 @@ void gw_part_fail(struct gw_part *part, enum pp_status status, const char *forma
     PP_LOG_WARNF("remote", "part lost", "cause=\"%s\" members=%u", text, set->member_count - 1);
     gw_node_fault(part->node, status);
     lose(part);
+    pp_stat_add(sequence->remote->parts_lost, 1);
     if (gw_sequence_failed(sequence) == PP_OK && set->member_count > 0) {
         go_on(set);
     } else {

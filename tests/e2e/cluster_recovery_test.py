@@ -60,12 +60,13 @@ class Answer:
     def errors(self):
         return "".join(self.lines)
 
-    def wait_for(self, text):
-        """Until a line of stderr has the text in it."""
+    def wait_for(self, text, after=0):
+        """Until a line of stderr behind the first `after` has the text in it; lines by then."""
         with self._said:
-            if not self._said.wait_for(lambda: any(text in line for line in self.lines),
+            if not self._said.wait_for(lambda: any(text in line for line in self.lines[after:]),
                                        SAID_SECONDS):
                 raise AssertionError(f"never said {text!r}:\n" + self.errors())
+            return len(self.lines)
 
     def after(self, count):
         """Waits for so many bytes of the answer."""
@@ -108,10 +109,10 @@ class ClusterRecoveryTest(unittest.TestCase):
         self.addCleanup(self.folder.cleanup)
         self.path = pathlib.Path(self.folder.name)
 
-    def nodes(self, count):
+    def nodes(self, count, *options):
         started = []
         for _ in range(count):
-            node = node_process.Node(NODE, *OPTIONS)
+            node = node_process.Node(NODE, *(options or OPTIONS))
             self.addCleanup(node.kill)
             started.append(node)
         return started
@@ -155,10 +156,10 @@ class ClusterRecoveryTest(unittest.TestCase):
             answer.after(10)
             os.kill(nodes[0].process.pid, signal.SIGSTOP)
             try:
-                answer.wait_for("sequence goes on")
+                lost = answer.wait_for("sequence goes on")
             finally:
                 os.kill(nodes[0].process.pid, signal.SIGCONT)
-            answer.wait_for("node in use again")
+            answer.wait_for("node in use node=n0", after=lost)
             answer.process.send_signal(signal.SIGINT)
             status, _ = answer.finish()
         self.assertEqual(status, 130, answer.errors())
@@ -166,6 +167,20 @@ class ClusterRecoveryTest(unittest.TestCase):
         self.assertGreater(both, 0)
         self.assertEqual(answer.text[:both], self.undisturbed.encode()[:both], answer.errors())
         self.assertRegex(answer.errors(), r"node out of use .*n0.*DEADLINE_EXCEEDED")
+
+    def test_a_drained_node_is_left_and_ends_while_the_answer_goes_on(self):
+        nodes = [self.nodes(1, "--memory-limit=2GiB", "--drain-timeout=120s")[0], *self.nodes(2)]
+        with Answer(self.path, nodes, "--estimator=exact", tokens=6000) as answer:
+            answer.after(10)
+            self.assertEqual(nodes[0].stop(), 0)  # long before its drain timeout
+            answer.after(40)
+            answer.process.send_signal(signal.SIGINT)
+            status, _ = answer.finish()
+        self.assertEqual(status, 130, answer.errors())
+        self.assertIn("a part has left a draining node node=n0", answer.errors())
+        self.assertNotIn("part lost", answer.errors())
+        both = min(len(answer.text), len(self.undisturbed.encode())) - 8
+        self.assertEqual(answer.text[:both], self.undisturbed.encode()[:both], answer.errors())
 
     def test_nodes_lost_one_after_the_other_leave_the_last_with_everything(self):
         nodes = self.nodes(3)

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "common/base/log.h"
+#include "gpu-worker/remote/internal.h"
 #include "tests/sim/reference.h"
 #include "tests/sim/sim_world.h"
 
@@ -47,11 +48,11 @@ struct run {
     struct sim_world world;
     struct tale tales[TALES];
     bool faults_may; /* errors are allowed */
-    uint32_t answers, recoveries, failures;
+    uint32_t answers, recoveries, failures, copies;
 };
 
 static struct run *current;
-static uint32_t recoveries_total;
+static uint32_t recoveries_total, copies_total;
 
 #define CHECK(condition)                                                                           \
     ((condition) ? (void)0                                                                         \
@@ -299,7 +300,7 @@ static void op_fault(struct run *run)
 {
     struct sim_node *node = &run->world.nodes[draw(run, run->world.node_count)];
     struct pp_sim_net *net = run->world.net;
-    switch (draw(run, 6)) {
+    switch (draw(run, 7)) {
     case 0:
         pp_sim_link_break(net, "worker", node->name);
         break;
@@ -314,6 +315,9 @@ static void op_fault(struct run *run)
         break;
     case 4:
         pp_sim_link_cut(net, "worker", node->name, draw(run, 2) == 0);
+        break;
+    case 5:
+        draw(run, 2) == 0 ? an_service_drain(node->service) : an_service_resume(node->service);
         break;
     default:
         pp_sim_link_delay(net, "worker", node->name, 10, 500);
@@ -330,6 +334,7 @@ static void heal(struct run *run)
         pp_sim_link_delay(run->world.net, "worker", node->name, 10, 500);
         pp_sim_link_cut(run->world.net, "worker", node->name, false);
         sim_node_pause(node, false);
+        an_service_resume(node->service);
     }
     /* Connections to a node that died without a word are noticed by the keepalive only. */
     uint64_t end_us = pp_sim_net_now_us(run->world.net) + PP_SIM_KEEPALIVE_US + 1000000;
@@ -359,6 +364,10 @@ static void one_step(struct run *run, bool with_faults)
     }
     if (tale->sequence == NULL && !tale_open(run, tale)) {
         return;
+    }
+    for (uint32_t i = 0; i < 4; ++i) {
+        (void)gw_remote_poll(run->world.remote, pp_sim_net_now_us(run->world.net) + 5000);
+        gw_remote_maintain(tale->sequence);
     }
     switch (draw(run, 10)) {
     case 0:
@@ -433,11 +442,13 @@ static void run_seed(uint64_t seed, const struct profile *profile, uint32_t *ans
         gw_remote_sequence_close(run->tales[i].sequence);
         reference_deinit(&run->tales[i].reference);
     }
+    run->copies = (uint32_t)run->world.remote->copied;
     sim_world_deinit(&run->world);
     current = NULL;
     *answers += run->answers;
     *failures += run->failures;
     recoveries_total += run->recoveries;
+    copies_total += run->copies;
     free(run);
 }
 
@@ -446,14 +457,16 @@ static void run_seeds(const struct profile *profile, uint32_t *answers, uint32_t
     const char *one = getenv("PIGPEN_SIM_SEED"), *many = getenv("PIGPEN_SIM_SEEDS");
     uint64_t first = one != NULL ? strtoull(one, NULL, 10) : 1;
     uint64_t count = many != NULL ? strtoull(many, NULL, 10) : SEEDS_DEFAULT;
-    *answers = *failures = recoveries_total = 0;
+    *answers = *failures = recoveries_total = copies_total = 0;
     count = one != NULL ? 1 : count;
     for (uint64_t i = 0; i < count; ++i) {
         run_seed(first + i, profile, answers, failures);
     }
-    print_message("seeds %llu to %llu: %u answers right, %u recoveries, %u sequences ended\n",
-                  (unsigned long long)first, (unsigned long long)(first + count - 1), *answers,
-                  recoveries_total, *failures);
+    print_message(
+        "seeds %llu to %llu: %u answers right, %u recoveries, %u parts copied, %u sequences "
+        "ended\n",
+        (unsigned long long)first, (unsigned long long)(first + count - 1), *answers,
+        recoveries_total, copies_total, *failures);
 }
 
 static void without_faults_every_step_succeeds_and_is_right(void **state)

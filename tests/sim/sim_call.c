@@ -145,6 +145,8 @@ void sim_call_end(struct pp_call *call, const struct sim_end *end, bool clean)
     call->ended = true;
     call->end = *end;
     drop_queue(call);
+    /* Whoever's call has ended is given back what it sent, wherever that is. */
+    sim_keep_sent(call->endpoint->net, call->endpoint, call->stream->connection);
     if (!clean) {
         drop_inbox(call);
     }

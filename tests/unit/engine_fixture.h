@@ -157,6 +157,11 @@ struct gw_lacking gw_remote_lacking(const struct gw_remote_sequence *sequence, u
     return (struct gw_lacking){begin, end};
 }
 
+void gw_remote_maintain(struct gw_remote_sequence *sequence)
+{
+    assert_false(sequence->in_flight || sequence->failed);
+}
+
 enum pp_status gw_remote_sequence_reopen(struct gw_remote_sequence **sequence)
 {
     struct gw_remote_sequence *fresh = NULL;
