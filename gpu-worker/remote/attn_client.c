@@ -77,7 +77,8 @@ void gw_dispatch_deinit(struct gw_dispatch *dispatch)
 static enum pp_status take_request(struct gw_dispatch *dispatch)
 {
     struct gw_remote *remote = dispatch->set->sequence->remote;
-    uint64_t deadline_us = gw_remote_now(remote) + remote->config.attend_timeout_us;
+    /* Longer than a node may be silent: then its stream gives them back. */
+    uint64_t deadline_us = gw_remote_now(remote) + 2 * remote->config.attend_timeout_us;
     do {
         for (uint32_t i = 0; i < GW_REQUESTS; ++i) {
             struct gw_buffer *buffer = dispatch->requests[i];
@@ -463,6 +464,18 @@ static void lose_silent(struct gw_node *node)
     }
 }
 
+/* What a node that answers nothing still holds of requests is given back. */
+static void renew_stream(struct gw_node *node)
+{
+    struct pp_call *call = node->attend_call;
+    node->renew_attend = false;
+    node->attend_call = NULL;
+    node->silent_us = 0;
+    if (call != NULL) {
+        node->remote->config.transport->ops->call_cancel(call);
+    }
+}
+
 uint64_t gw_attn_client_tick(struct gw_node *node, uint64_t now_us)
 {
     uint64_t timeout_us = node->remote->config.attend_timeout_us;
@@ -478,6 +491,9 @@ uint64_t gw_attn_client_tick(struct gw_node *node, uint64_t now_us)
     }
     if (node->silent_us != 0 && now_us >= node->silent_us + timeout_us) {
         lose_silent(node);
+    }
+    if (node->renew_attend && node->waiting_first == NULL) {
+        renew_stream(node);
     }
     uint64_t next_us = node->silent_us != 0 ? node->silent_us + timeout_us : UINT64_MAX;
     for (const struct gw_ask *ask = node->waiting_first; ask != NULL; ask = ask->next) {

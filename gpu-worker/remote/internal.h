@@ -201,6 +201,7 @@ struct gw_node {
     /* attends [rpc] */
     struct pp_call *attend_call;
     struct gw_ask *waiting_first, *waiting_last;
+    bool renew_attend;  /* the stream may hold requests: another one when nobody waits */
     uint64_t silent_us; /* since when it owes an answer that somebody else gave; 0: it does not */
     uint64_t slow_us;   /* what one of a hundred answers takes, about */
     /* whether new parts may come here */

@@ -48,7 +48,7 @@ void gw_node_fault(struct gw_node *node, enum pp_status status)
     if (!puts_out(status)) {
         return;
     }
-    node->renew_bulk = true;
+    node->renew_bulk = node->renew_attend = true;
     if (status == PP_DRAINING) {
         gw_node_state_drains(&node->state, now_us);
     } else {
