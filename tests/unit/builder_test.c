@@ -104,7 +104,8 @@ static void the_builder_builds_alone(void **state)
     assert_true(before >= 2);
     assert_int_equal(fixture_append(&fixture, handle, 1, &shape, 0, 0, 4096, 3, false), PP_OK);
     wait_indexed(&fixture, handle, 4096);
-    assert_int_equal(threads_of_this_process(), before);
+    /* A joined thread of another test may be counted until it is gone: fewer is no fault. */
+    assert_true(threads_of_this_process() <= before);
     (void)fixture_close(&fixture, handle);
     wait_empty(&fixture);
     fixture_stop(&fixture);
