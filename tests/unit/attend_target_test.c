@@ -270,6 +270,23 @@ static void a_target_of_the_part_is_used_where_a_request_names_none(void **state
     bed_stop(&bed);
 }
 
+static void a_budget_counts_where_the_node_plans_too(void **state)
+{
+    (void)state;
+    static struct bed bed;
+    struct an_attend_item item;
+    bed_start(&bed, 1, &sketch_shape);
+    const struct pp_estimator few = {.rows_share = 0.02f}, many = {.rows_share = 0.06f};
+    assert_int_equal(bed_attend(&bed, &few, 1, 9, NULL, &item), PP_OK);
+    assert_int_equal(item.used, PP_SKETCH); /* planned: it pays */
+    uint64_t rows = item.rows_read;
+    assert_true(rows < 2 * HELD * 3 / 100);
+    assert_int_equal(bed_attend(&bed, &many, 1, 9, NULL, &item), PP_OK);
+    assert_int_equal(item.used, PP_SKETCH);
+    assert_true(item.rows_read > 2 * rows && item.rows_read < 4 * rows);
+    bed_stop(&bed);
+}
+
 static void lsh_that_misses_the_target_is_read_whole(void **state)
 {
     (void)state;
@@ -292,6 +309,7 @@ static void lsh_that_misses_the_target_is_read_whole(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_budget_counts_where_the_node_plans_too),
         cmocka_unit_test(a_looser_target_reads_fewer_keys),
         cmocka_unit_test(a_target_of_the_part_is_used_where_a_request_names_none),
         cmocka_unit_test(answers_keep_to_the_target_and_stopping_keeps_errors_true),

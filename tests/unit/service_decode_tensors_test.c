@@ -354,6 +354,38 @@ static void what_the_asker_attends_itself_is_found_beside_q(void **state)
     assert_int_equal(PP_BAD_SHAPE, plan.status[0]);
 }
 
+static void a_budget_and_a_target_come_with_and_without_an_estimator(void **state)
+{
+    (void)state;
+    struct attend_message attend;
+    struct an_job job;
+    struct an_attend_plan plan;
+    Pigpen__V1__Estimator said[ITEMS];
+    make_attend(&attend);
+    for (uint32_t index = 0; index < ITEMS; ++index) {
+        pigpen__v1__estimator__init(&said[index]);
+        attend.items[index].estimator = &said[index];
+    }
+    said[0].rows = 77;
+    said[0].target_error = 0.25f;
+    said[1].kind = PIGPEN__V1__ESTIMATOR_KIND__ESTIMATOR_KIND_SKETCH;
+    said[1].target_error = 0.5f;
+    said[2].target_error = 1.5f;
+    assert_int_equal(PP_OK, decode_attend(&attend, &job, &plan));
+    assert_int_equal(2, job.attend.item_count);
+    const struct pp_estimator *open = &job.attend.items[0].estimator;
+    assert_true(open->kind == PP_ESTIMATOR_NONE && open->rows == 77 && open->target_error == 0.25f);
+    const struct pp_estimator *named = &job.attend.items[1].estimator;
+    assert_true(named->kind == PP_SKETCH && named->rows == 0 && named->target_error == 0.5f);
+    assert_int_equal(PP_INVALID_ARGUMENT, plan.status[2]);
+    said[0].rows_share = 0.5f; /* beside a number of rows */
+    said[1].target_error = -0.5f;
+    said[2].target_error = 0.0f;
+    said[2].rows_share = 1.5f;
+    assert_int_equal(PP_OK, decode_attend(&attend, &job, &plan));
+    assert_int_equal(0, job.attend.item_count);
+}
+
 static void attend_without_items_or_with_too_many_is_refused(void **state)
 {
     (void)state;
@@ -441,6 +473,7 @@ int main(void)
         cmocka_unit_test(one_bad_item_does_not_spoil_the_others),
         cmocka_unit_test(attend_refuses_items_that_are_wrong_each_in_its_way),
         cmocka_unit_test(what_the_asker_attends_itself_is_found_beside_q),
+        cmocka_unit_test(a_budget_and_a_target_come_with_and_without_an_estimator),
         cmocka_unit_test(attend_without_items_or_with_too_many_is_refused),
         cmocka_unit_test(attend_section_of_no_item_is_refused),
         cmocka_unit_test(attend_with_unknown_dtypes_is_bad_dtype),
