@@ -25,6 +25,15 @@ static Pigpen__V1__NodeState wire_state(enum an_service_state state)
     }
 }
 
+/* What no part holds or has reserved, nor a build. */
+static uint64_t memory_free(const struct an_service *service)
+{
+    struct an_exec_usage usage = {0};
+    an_exec_usage(service->config.exec, &usage);
+    uint64_t used = usage.kv_bytes + usage.index_bytes + usage.tail_bytes + usage.scratch_bytes;
+    return usage.memory_limit_bytes > used ? usage.memory_limit_bytes - used : 0;
+}
+
 const ProtobufCMessage *an_encode_info(struct an_service *service, struct an_request *request,
                                        struct pp_payload *payload_out)
 {
@@ -40,6 +49,7 @@ const ProtobufCMessage *an_encode_info(struct an_service *service, struct an_req
     out->isa = text_of(config->isa);
     out->threads = config->threads;
     out->memory_limit_bytes = config->memory_limit_bytes;
+    out->memory_free_bytes = memory_free(service);
     out->uptime_ms = (an_service_now(service) - service->started_us) / 1000;
     for (uint32_t index = 0; index < AN_FEATURE_COUNT; ++index) {
         features[index] = text_of(an_features[index]);

@@ -197,7 +197,8 @@ struct gw_node {
     uint64_t incarnation;
     struct gw_node_limits limits;
     bool serving, known;
-    char missing[200]; /* [engine] why the last probe failed */
+    uint64_t memory_bytes, free_bytes; /* as it said last; 0: it did not */
+    char missing[200];                 /* [engine] why the last probe failed */
     /* attends [rpc] */
     struct pp_call *attend_call;
     struct gw_ask *waiting_first, *waiting_last;

@@ -266,6 +266,8 @@ static enum pp_status take_info(struct gw_unary *unary, const ProtobufCMessage *
     }
     unary->node->incarnation = answer->incarnation;
     unary->node->known = true;
+    unary->node->memory_bytes = answer->memory_limit_bytes;
+    unary->node->free_bytes = answer->memory_free_bytes;
     gw_node_take_limits(unary->node, answer->limits);
     return PP_OK;
 }

@@ -48,6 +48,15 @@ uint64_t gw_node_tick(struct gw_node *node, uint64_t now_us);
 /* Any thread: indices of the nodes in use, at most GW_NODES_MAX; how many they are. */
 uint32_t gw_nodes_usable(const struct gw_remote *remote, uint32_t *nodes_out);
 
+/* place.c. Engine thread: nodes for a new sequence of this shape, of those in use: all that have
+ * room for their share of tokens_expected when it is cut evenly, in their order, but those with
+ * much more room last, for the last part grows. All in use where nodes did not say what they have,
+ * or no even cut fits: nodes refuse what they cannot hold. key: of the sequence. How many they are,
+ * at most GW_NODES_MAX. */
+uint32_t gw_nodes_place(const struct gw_remote *remote,
+                        const struct gw_remote_sequence_config *config, uint64_t key,
+                        uint32_t *nodes_out);
+
 /* Limits as a node said them; zeros take defaults. rpc thread. */
 void gw_node_take_limits(struct gw_node *node, const Pigpen__V1__Limits *limits);
 

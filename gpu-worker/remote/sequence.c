@@ -237,10 +237,12 @@ static enum pp_status plan_route(struct gw_remote_sequence *sequence)
 {
     struct gw_remote *remote = sequence->remote;
     uint32_t nodes[GW_NODES_MAX];
+    uint64_t key;
+    memcpy(&key, sequence->id, sizeof(key));
     const struct gw_route_plan plan = {
         .shard = remote->config.shard,
         .nodes = nodes,
-        .node_count = gw_nodes_usable(remote, nodes),
+        .node_count = gw_nodes_place(remote, &sequence->config, key, nodes),
         .replicas = remote->config.replicas,
         .kv_heads = sequence->config.shape.kv_heads,
         .tokens_expected = sequence->config.tokens_expected,
