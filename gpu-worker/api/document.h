@@ -48,8 +48,9 @@ const float *gw_document_balances(const struct gw_document *document); /* NULL: 
 
 /* How many tokens of each layer will be read: at most all. */
 void gw_document_want(struct gw_document *document, uint64_t tokens);
-/* A gw_rows_fn (context: the document): rows layer by layer in order. The last wanted ones of a
- * layer come only after the checksum of its whole files was right: PP_CHECKSUM, PP_IO. */
+/* A gw_rows_fn (context: the document): rows layer by layer in order; the very first ones begin
+ * all again, whatever was given before. The last wanted ones of a layer come only after the
+ * checksum of its whole files was right: PP_CHECKSUM, PP_IO. */
 PP_MUST_USE enum pp_status gw_document_read(void *document, uint32_t layer, uint64_t start,
                                             uint32_t count, void *k_out, void *v_out);
 

@@ -298,6 +298,11 @@ enum pp_status gw_document_read(void *context, uint32_t layer, uint64_t start, u
                                 void *k_out, void *v_out)
 {
     struct gw_document *document = context;
+    if (layer == 0 && start == 0) { /* a fill that lost a node begins again */
+        document_close_layer(document);
+        document->layer = 0;
+        document->given = 0;
+    }
     if (layer != document->layer || layer >= document->manifest.shape.layers ||
         start != document->given || count == 0 || count > document->wanted - start) {
         return PP_OUT_OF_RANGE;

@@ -129,7 +129,8 @@ PP_MUST_USE enum pp_status gw_sequence_prefill(struct gw_sequence *sequence, con
 typedef enum pp_status gw_rows_fn(void *context, uint32_t layer, uint64_t start, uint32_t count,
                                   void *k_out, void *v_out);
 /* Instead of a prefill: K and V of tokens from wherever `rows` has them. It is asked layer by
- * layer, in order; a status of its own ends the fill and the sequence. Otherwise as a prefill. */
+ * layer, in order, and from the first row of the first layer again when a node was lost meanwhile;
+ * a status of its own ends the fill and the sequence. Otherwise as a prefill. */
 struct gw_fill {
     uint64_t count; /* tokens */
     gw_rows_fn *rows;

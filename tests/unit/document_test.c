@@ -182,6 +182,28 @@ static void what_is_read_is_what_was_written(void **state)
     }
 }
 
+/* As a fill does that lost a node: the first rows again, wherever it was. */
+static void rows_are_given_again_from_the_first(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    struct gw_document *document;
+    uint8_t k[TOKENS * ROW], v[TOKENS * ROW];
+    save(world, NULL);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        assert_int_equal(open_document(world, stderr, &document), PP_OK);
+        for (uint32_t before = 0; before < layer; before++) {
+            assert_int_equal(gw_document_read(document, before, 0, TOKENS, k, v), PP_OK);
+        }
+        assert_int_equal(gw_document_read(document, layer, 0, 7, k, v), PP_OK);
+        assert_int_equal(read_rows(world, document, TOKENS, 33), PP_OK);
+        assert_int_equal(read_rows(world, document, TOKENS, TOKENS), PP_OK);
+        assert_int_equal(gw_document_read(document, 1, 0, 1, k, v), PP_OUT_OF_RANGE);
+        gw_document_close(document);
+    }
+    world_free(world);
+}
+
 static void document_that_is_not_committed_leaves_nothing(void **state)
 {
     (void)state;
@@ -379,6 +401,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_read_is_what_was_written),
+        cmocka_unit_test(rows_are_given_again_from_the_first),
         cmocka_unit_test(document_that_is_not_committed_leaves_nothing),
         cmocka_unit_test(place_that_is_taken_or_not_there_is_refused),
         cmocka_unit_test(damaged_and_missing_files_are_named),
