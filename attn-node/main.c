@@ -447,10 +447,6 @@ int main(int argc, char **argv)
     if (outcome == PP_OPTIONS_EXIT_0) {
         return EXIT_SUCCESS;
     }
-    if (an_settings_check(&node.settings) != PP_OK) {
-        pp_options_destroy(node.options);
-        return EXIT_USAGE;
-    }
     pp_log_configure((enum pp_log_level)node.settings.log_level,
                      (enum pp_log_format)node.settings.log_format);
     sigset_t signals;

@@ -219,32 +219,10 @@ static struct pp_option options[] = {
 };
 #define OPTION_COUNT (sizeof(options) / sizeof(options[0]))
 
-enum pp_status an_settings_parse(int argc, char *const *argv, struct an_settings *settings_out,
-                                 enum pp_options_outcome *outcome_out,
-                                 struct pp_options **options_out)
+/* Rules that take more than one option, or more than a kind. */
+static enum pp_status settings_check(void *context)
 {
-    for (size_t index = 0; index < OPTION_COUNT; ++index) {
-        if (options[index].target == &parsed.memory_limit) {
-            options[index].whole = pp_memory_available_bytes();
-        }
-    }
-    const struct pp_options_spec spec = {
-        .program = "attn-node",
-        .summary = "Holds keys and values of long sequences in memory and attends over them.",
-        .examples = "  attn-node --memory-limit=64GiB\n"
-                    "  attn-node --listen=127.0.0.1:0 --port-file=/tmp/node.port\n",
-        .version = PP_VERSION " (" PP_COMMIT ")",
-        .options = options,
-        .option_count = OPTION_COUNT,
-        .tolerate_foreign_environment = true,
-    };
-    PP_TRY(pp_options_parse(&spec, argc, argv, environ, stdout, stderr, outcome_out, options_out));
-    *settings_out = parsed;
-    return PP_OK;
-}
-
-enum pp_status an_settings_check(const struct an_settings *settings)
-{
+    const struct an_settings *settings = context;
     bool tls = settings->tls_cert_file[0] != '\0';
     bool path = strncmp(settings->listen, "unix:", 5) == 0;
     bool local = path || pp_listen_is_loopback(settings->listen);
@@ -289,5 +267,31 @@ enum pp_status an_settings_check(const struct an_settings *settings)
                 settings->listen);
         return PP_INVALID_ARGUMENT;
     }
+    return PP_OK;
+}
+
+enum pp_status an_settings_parse(int argc, char *const *argv, struct an_settings *settings_out,
+                                 enum pp_options_outcome *outcome_out,
+                                 struct pp_options **options_out)
+{
+    for (size_t index = 0; index < OPTION_COUNT; ++index) {
+        if (options[index].target == &parsed.memory_limit) {
+            options[index].whole = pp_memory_available_bytes();
+        }
+    }
+    const struct pp_options_spec spec = {
+        .program = "attn-node",
+        .summary = "Holds keys and values of long sequences in memory and attends over them.",
+        .examples = "  attn-node --memory-limit=64GiB\n"
+                    "  attn-node --listen=127.0.0.1:0 --port-file=/tmp/node.port\n",
+        .version = PP_VERSION " (" PP_COMMIT ")",
+        .options = options,
+        .option_count = OPTION_COUNT,
+        .tolerate_foreign_environment = true,
+        .check = settings_check,
+        .check_context = &parsed,
+    };
+    PP_TRY(pp_options_parse(&spec, argc, argv, environ, stdout, stderr, outcome_out, options_out));
+    *settings_out = parsed;
     return PP_OK;
 }

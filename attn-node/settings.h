@@ -20,13 +20,10 @@ struct an_settings {
     int build, hugepages, log_level, log_format;
 };
 
-/* As pp_options_parse. */
+/* As pp_options_parse, with the rules that take more than one option. */
 PP_MUST_USE enum pp_status an_settings_parse(int argc, char *const *argv,
                                              struct an_settings *settings_out,
                                              enum pp_options_outcome *outcome_out,
                                              struct pp_options **options_out);
-
-/* Rules that take more than one option; says on stderr what is wrong. PP_INVALID_ARGUMENT. */
-PP_MUST_USE enum pp_status an_settings_check(const struct an_settings *settings);
 
 #endif

@@ -214,6 +214,15 @@ static void write_target(const struct pp_option *option, const struct pp_option_
     }
 }
 
+static enum pp_status write_targets(const struct pp_options *options)
+{
+    const struct pp_options_spec *spec = &options->spec;
+    for (size_t index = 0; index < spec->option_count; ++index) {
+        write_target(&spec->options[index], &options->values[index]);
+    }
+    return spec->check == NULL ? PP_OK : spec->check(spec->check_context);
+}
+
 static enum pp_status options_new(const struct pp_options_spec *spec, FILE *errors,
                                   struct pp_options **options_out)
 {
@@ -242,6 +251,9 @@ enum pp_status pp_options_parse(const struct pp_options_spec *spec, int argc, ch
     PP_TRY(options_new(spec, errors, &options));
     if (!answer_first(spec, argc, argv, output)) {
         enum pp_status status = read_all(options, argc, argv, environment);
+        if (status == PP_OK && !options->wants_print) {
+            status = write_targets(options);
+        }
         if (status != PP_OK) {
             pp_options_destroy(options);
             return status;
@@ -253,9 +265,6 @@ enum pp_status pp_options_parse(const struct pp_options_spec *spec, int argc, ch
         } else {
             outcome = PP_OPTIONS_RUN;
         }
-    }
-    for (size_t index = 0; outcome == PP_OPTIONS_RUN && index < spec->option_count; ++index) {
-        write_target(&spec->options[index], &options->values[index]);
     }
     options->errors = NULL;
     if (outcome != PP_OPTIONS_RUN) {

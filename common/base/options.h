@@ -4,10 +4,9 @@
  * PIGPEN_* variable and an unknown key are start-up errors that name the nearest known one.
  * `--memory-limit` is PIGPEN_MEMORY_LIMIT and memory_limit. A default is text, parsed like the
  * rest. General ones come of themselves: --config FILE (PIGPEN_CONFIG), --print-config,
- * --check-config,
- * --version, --help. PIGPEN_ISA passes (common/run/cpu.h). In the file a list of plain values is
- * the same as its items with commas between. A flag given twice: the last counts. Secrets are only
- * ever file paths. Threads: the parse happens once on the main thread.
+ * --check-config, --version, --help. PIGPEN_ISA passes (common/run/cpu.h). In the file a list of
+ * plain values is the same as its items with commas between. A flag given twice: the last counts.
+ * Secrets are only ever file paths. Threads: the parse happens once on the main thread.
  */
 #ifndef PIGPEN_COMMON_BASE_OPTIONS_H
 #define PIGPEN_COMMON_BASE_OPTIONS_H
@@ -52,8 +51,7 @@ struct pp_options; /* owns the texts */
 
 enum pp_options_outcome {
     PP_OPTIONS_RUN,   /* go on */
-    PP_OPTIONS_EXIT_0 /* --help, --version, --print-config or --check-config has answered; targets
-                         are not written */
+    PP_OPTIONS_EXIT_0 /* --help, --version, --print-config or --check-config has answered */
 };
 
 struct pp_options_spec {
@@ -64,13 +62,17 @@ struct pp_options_spec {
     const struct pp_option *options;
     size_t option_count;
     bool tolerate_foreign_environment; /* PIGPEN_* of other programs of the project pass */
+    /* What the written targets tell to be wrong beyond each one's own bounds, with a line of its
+     * own on stderr; asked before PP_OPTIONS_RUN and by --check-config. NULL: nothing. */
+    enum pp_status (*check)(void *context);
+    void *check_context;
 };
 
 /* Parses argv (argv[0] skipped), the environment and the file of --config. On an error a clear line
  * that says what to do has gone to `errors`, and the status is PP_INVALID_ARGUMENT (or PP_IO for
- * a file that cannot be read). options_out is to be destroyed after PP_OPTIONS_RUN, and is NULL
- * after PP_OPTIONS_EXIT_0. The targets are written on success only; texts in them live until then.
- * The table and the spec's texts must live as long.
+ * a file that cannot be read), or the check's own. options_out is to be destroyed after
+ * PP_OPTIONS_RUN, and is NULL after PP_OPTIONS_EXIT_0. The targets count after PP_OPTIONS_RUN only;
+ * texts in them live until then. The table and the spec's texts must live as long.
  */
 PP_MUST_USE enum pp_status pp_options_parse(const struct pp_options_spec *spec, int argc,
                                             char *const *argv, char *const *environment,

@@ -108,6 +108,20 @@ static const struct pp_option options[] = {
      .help = "Name that the node's certificate carries, where the address is not in it."},
 };
 
+/* Without an authority there is no TLS, and a certificate given would go unused without a word. */
+static enum pp_status check(void *context)
+{
+    (void)context;
+    bool given = ctl.tls_cert_file[0] != '\0' || ctl.tls_key_file[0] != '\0' ||
+                 ctl.tls_server_name[0] != '\0';
+    if (given && ctl.tls_ca_file[0] == '\0') {
+        fprintf(stderr, "pigpenctl: --tls-cert-file, --tls-key-file and --tls-server-name need "
+                        "--tls-ca-file, the authority of the node's certificate\n");
+        return PP_INVALID_ARGUMENT;
+    }
+    return PP_OK;
+}
+
 static const struct pp_options_spec spec = {
     .program = "pigpenctl",
     .summary = "Asks an attention node how it is.",
@@ -121,24 +135,12 @@ static const struct pp_options_spec spec = {
     .options = options,
     .option_count = sizeof(options) / sizeof(options[0]),
     .tolerate_foreign_environment = true,
+    .check = check,
 };
 
 static const char *or_null(const char *text)
 {
     return text[0] != '\0' ? text : NULL;
-}
-
-/* Without an authority there is no TLS, and a certificate given would go unused without a word. */
-static bool tls_options_are_right(void)
-{
-    bool given = ctl.tls_cert_file[0] != '\0' || ctl.tls_key_file[0] != '\0' ||
-                 ctl.tls_server_name[0] != '\0';
-    if (given && ctl.tls_ca_file[0] == '\0') {
-        fprintf(stderr, "pigpenctl: --tls-cert-file, --tls-key-file and --tls-server-name need "
-                        "--tls-ca-file, the authority of the node's certificate\n");
-        return false;
-    }
-    return true;
 }
 
 static enum pp_status connect_node(struct pp_tls **tls_out)
@@ -182,10 +184,6 @@ int main(int argc, char **argv)
     }
     if (outcome == PP_OPTIONS_EXIT_0) {
         return EXIT_SUCCESS;
-    }
-    if (!tls_options_are_right()) {
-        pp_options_destroy(parsed);
-        return CTL_USAGE;
     }
     pp_log_configure(PP_LOG_ERROR, PP_LOG_TEXT);
     struct pp_tls *tls = NULL;

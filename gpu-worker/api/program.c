@@ -10,9 +10,6 @@
 
 static int program_run(const struct gw_program *program)
 {
-    if (program->check(program->context) != PP_OK) {
-        return GW_EXIT_USAGE;
-    }
     gw_interrupt_arm();
     enum pp_status status = program->run(program->context);
     program->close(program->context);
@@ -34,7 +31,9 @@ int gw_program_main(const struct gw_program *program, int argc, char **argv)
                                          .version = PP_VERSION,
                                          .options = program->options,
                                          .option_count = program->option_count,
-                                         .tolerate_foreign_environment = true};
+                                         .tolerate_foreign_environment = true,
+                                         .check = program->check,
+                                         .check_context = program->context};
     struct pp_options *options;
     enum pp_options_outcome outcome;
     if (pp_options_parse(&spec, argc, argv, environ, stdout, stderr, &outcome, &options) != PP_OK) {

@@ -380,6 +380,38 @@ static void help_version_and_checks_answer_and_end(void **state)
     expect_refusal(ARGUMENTS("--check-config", "--threads=0"), NULL, "at least 1");
 }
 
+static enum pp_status check_threads(void *context)
+{
+    *(uint64_t *)context = settings.threads;
+    return settings.threads == 3 ? PP_OK : PP_OUT_OF_RANGE;
+}
+
+static void what_the_program_knows_to_be_wrong_is_wrong_for_check_config_too(void **state)
+{
+    (void)state;
+    struct pp_options_spec own = spec;
+    uint64_t seen = 0;
+    own.check = check_threads;
+    own.check_context = &seen;
+    const char *const more[] = {"", "--check-config"};
+    for (int i = 0; i < 2; ++i) {
+        struct outcome result = parse_spec(&own, ARGUMENTS("--threads=2", more[i]), NULL);
+        assert_int_equal(result.status, PP_OUT_OF_RANGE);
+        assert_int_equal(seen, 2);
+        assert_null(result.options);
+        assert_string_equal(result.output, "");
+        drop(&result);
+        result = parse_spec(&own, ARGUMENTS("--threads=3", more[i]), NULL);
+        assert_int_equal(result.status, PP_OK);
+        assert_int_equal(seen, 3);
+        assert_int_equal(result.outcome, i == 0 ? PP_OPTIONS_RUN : PP_OPTIONS_EXIT_0);
+        drop(&result);
+    }
+    struct outcome result = parse_spec(&own, ARGUMENTS("--threads=2", "--print-config"), NULL);
+    assert_int_equal(result.status, PP_OK); /* shows what there is, right or wrong */
+    drop(&result);
+}
+
 static void print_config_shows_values_and_sources(void **state)
 {
     (void)state;
@@ -480,6 +512,7 @@ int main(void)
         cmocka_unit_test(files_may_be_empty_and_hold_lists),
         cmocka_unit_test(an_option_without_default_must_be_given),
         cmocka_unit_test(help_version_and_checks_answer_and_end),
+        cmocka_unit_test(what_the_program_knows_to_be_wrong_is_wrong_for_check_config_too),
         cmocka_unit_test(print_config_shows_values_and_sources),
         cmocka_unit_test(sizes_are_exact),
         cmocka_unit_test(durations_are_exact),
