@@ -65,9 +65,12 @@ void gw_membership_file_look(struct gw_membership *membership)
         say(membership, strerror(errno));
     } else {
         size_t bytes = fread(text, 1, FILE_BYTES_MAX + 1, file);
-        membership->read_once = ferror(file) == 0 && settled(&now);
+        const char *cause = ferror(file) == 0 ? NULL : strerror(errno);
+        membership->read_once = cause == NULL && settled(&now);
         membership->seen = now;
-        if (bytes > FILE_BYTES_MAX) {
+        if (cause != NULL) {
+            say(membership, cause);
+        } else if (bytes > FILE_BYTES_MAX) {
             say(membership, too_large);
         } else if (memchr(text, 0, bytes) != NULL) {
             say(membership, "it is no text");

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "gpu-worker/remote/membership.h"
@@ -160,6 +161,22 @@ static void a_line_with_a_fault_is_named_and_the_last_list_stands(void **state)
     world_free(world);
 }
 
+static void what_cannot_be_read_is_no_list(void **state)
+{
+    (void)state;
+    struct world *world = file_world("a=host:1\n");
+    assert_true(look(world));
+    assert_int_equal(unlink(world->path), 0);
+    assert_int_equal(mkdir(world->path, 0700), 0); /* it opens, and every read of it fails */
+    assert_false(look(world));
+    has_problem(world, "Is a directory");
+    assert_int_equal(rmdir(world->path), 0);
+    write_file(world->path, "b=host:2\n");
+    assert_true(look(world));
+    has_problem(world, "");
+    world_free(world);
+}
+
 static void a_file_that_is_too_large_or_no_text_is_refused(void **state)
 {
     (void)state;
@@ -228,6 +245,7 @@ int main(void)
         cmocka_unit_test(sources_are_told_apart_and_checked),
         cmocka_unit_test(a_file_is_read_again_when_it_changes),
         cmocka_unit_test(a_line_with_a_fault_is_named_and_the_last_list_stands),
+        cmocka_unit_test(what_cannot_be_read_is_no_list),
         cmocka_unit_test(a_file_that_is_too_large_or_no_text_is_refused),
         cmocka_unit_test(addresses_behind_a_name_are_nodes),
     };
