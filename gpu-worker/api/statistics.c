@@ -81,8 +81,10 @@ void gw_statistics_errors(json_t *object, const struct gw_errors *errors,
     if (steps->errors > 0) {
         statistics_real(object, "error_nodes_mean", steps->error_sum / (double)steps->errors);
         statistics_real(object, "error_mean", steps->merged_error_sum / (double)steps->errors);
+    }
+    if (steps->errors_targeted > 0) {
         statistics_real(object, "within_target",
-                        gw_statistics_share(steps->errors_within, steps->errors));
+                        gw_statistics_share(steps->errors_within, steps->errors_targeted));
     }
     if (steps->errors_estimated > 0) {
         statistics_real(object, "error_published_mean",
@@ -113,14 +115,19 @@ void gw_statistics_print_errors(const struct gw_errors *errors, const struct gw_
         fputc('\n', out);
     }
     if (steps->errors > 0) {
-        fprintf(out,
-                "  against exact answers: error %.4f (nodes' own %.4f), within the target %.4f; of "
-                "%llu estimates twice covers %.4f\n",
+        fprintf(out, "  against exact answers: error %.4f (nodes' own %.4f)",
                 steps->merged_error_sum / (double)steps->errors,
-                steps->error_sum / (double)steps->errors,
-                gw_statistics_share(steps->errors_within, steps->errors),
-                (unsigned long long)steps->errors_estimated,
-                gw_statistics_share(steps->errors_covered, steps->errors_estimated));
+                steps->error_sum / (double)steps->errors);
+        if (steps->errors_targeted > 0) {
+            fprintf(out, ", within the target %.4f",
+                    gw_statistics_share(steps->errors_within, steps->errors_targeted));
+        }
+        if (steps->errors_estimated > 0) {
+            fprintf(out, "; of %llu estimates twice covers %.4f",
+                    (unsigned long long)steps->errors_estimated,
+                    gw_statistics_share(steps->errors_covered, steps->errors_estimated));
+        }
+        fputc('\n', out);
     }
 }
 

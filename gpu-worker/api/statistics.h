@@ -18,8 +18,8 @@ void gw_statistics_steps(json_t *object, const struct gw_step_stats *steps);
 /* "errors": {mean, p95, layer_mean: [], layer_p95: [], worst_layer, worst_head, worst_mean,
  * empty_samples, uniform_samples, target_missed} of what nodes estimate of their merged answers;
  * and what a comparison with exact answers gave: error_mean (merged),
- * error_nodes_mean, error_published_mean, coverage,
- * within_target. errors NULL, or without a count: nothing. */
+ * error_nodes_mean, error_published_mean, coverage, and where a target was asked within_target.
+ * errors NULL, or without a count: nothing. */
 void gw_statistics_errors(json_t *object, const struct gw_errors *errors,
                           const struct gw_step_stats *steps);
 /* The same for people, a line or two. */

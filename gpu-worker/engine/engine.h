@@ -182,11 +182,11 @@ struct gw_step_stats {
      * same held tokens, summed over layers and q heads where the asked estimator was used. */
     double error_sum;
     uint64_t errors; /* how many it sums */
-    /* The same of answers merged with what was attended here; how many of these are within the
-     * estimator's target; and, with `errors`, how many have an estimate that is not zero, what it
-     * sums to, and how many are at most twice off what it says. */
+    /* The same of answers merged with what was attended here; how many of these had a target of
+     * their estimator, and are within it; and, with `errors`, how many have an estimate that is not
+     * zero, what it sums to, and how many are at most twice off what it says. */
     double merged_error_sum;
-    uint64_t errors_within, errors_estimated, errors_covered;
+    uint64_t errors_targeted, errors_within, errors_estimated, errors_covered;
     double published_sum;
     /* Attends with such a flag of an answer, of any part. */
     uint64_t attends_empty, attends_uniform, attends_missed;

@@ -29,6 +29,7 @@ void gw_step_stats_add(struct gw_step_stats *sum, const struct gw_step_stats *st
     sum->keys_local += step->keys_local;
     sum->error_sum += step->error_sum;
     sum->errors += step->errors;
+    sum->errors_targeted += step->errors_targeted;
     sum->errors_within += step->errors_within;
     sum->errors_estimated += step->errors_estimated;
     sum->errors_covered += step->errors_covered;

@@ -133,7 +133,9 @@ static void compare_head(const struct gw_sequence *sequence, uint32_t layer, uin
     double published = relative(sqrt((double)merged.var), length_of(o, dim));
     stats->errors += 1;
     stats->merged_error_sum += error;
-    stats->errors_within += error <= gw_sequence_target(sequence, layer) ? 1 : 0;
+    double target = gw_sequence_target(sequence, layer);
+    stats->errors_targeted += target > 0.0 ? 1 : 0;
+    stats->errors_within += target > 0.0 && error <= target ? 1 : 0;
     if (published > 0.0) {
         stats->errors_estimated += 1;
         stats->published_sum += published;

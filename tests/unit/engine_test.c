@@ -332,6 +332,7 @@ static void a_step_says_how_far_the_nodes_were_from_exact(void **state)
     assert_int_equal(gw_sequence_step(compared, 1, logits, &step), PP_OK);
     /* The fake used the estimator in layer 1 only; comparing changes no answer and no account. */
     assert_int_equal(step.errors, 6);
+    assert_int_equal(step.errors_targeted + step.errors_within, 0); /* none was asked */
     assert_true(fabs(step.error_sum / 6.0 - 0.25) < 1e-5);
     assert_int_equal(step.attends, LAYERS);
     assert_int_equal(step.keys_held, LAYERS * 200);
@@ -378,6 +379,7 @@ static void a_step_counts_the_errors_of_its_merged_answers(void **state)
         assert_int_equal(step.errors, LAYERS * 6); /* flagged ones are compared too */
         assert_int_equal(step.errors_estimated, LAYERS * 6);
         assert_int_equal(step.errors_covered, covers == 1 ? LAYERS * 6 : 0);
+        assert_int_equal(step.errors_targeted, LAYERS * 6);
         assert_int_equal(step.errors_within, covers == 1 ? LAYERS * 6 : 0);
         static const struct pp_estimator exact = {.kind = PP_EXACT};
         fake.flags = 0;
