@@ -1,28 +1,14 @@
 """How the worker's programs end when they cannot go on: interrupted, without a node, without a file.
 Each says why on stderr, leaves no part on a node, and ends with the exit code that README.md tells.
 PIGPEN_BUILD names the build folder."""
-import os
-import pathlib
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import unittest
 
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "interop"))
-import node_process  # noqa: E402
+from programs import CTL, ENVIRONMENT, MODEL, NODE, TEXT, WORKER, node_process
 
-ROOT = HERE.parents[1]
-BUILD = pathlib.Path(os.environ.get("PIGPEN_BUILD", ROOT / "build" / "release"))
-NODE = BUILD / "attn-node" / "attn-node"
-WORKER = BUILD / "gpu-worker" / "gpu-worker"
-CTL = BUILD / "deploy" / "ctl" / "pigpenctl"
-MODEL = os.environ.get("PIGPEN_MODEL",
-                       str(ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"))
-TEXT = pathlib.Path("/usr/share/common-licenses/GPL-3")
-ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("PIGPEN_")}
 OPTIONS = ("--memory-limit=2GiB", "--drain-timeout=5s")
 
 
