@@ -12,8 +12,8 @@
 
 #include "bench/bench_common.h"
 #include "bench/bench_layer.h"
+#include "bench/bench_options.h"
 #include "common/base/limits.h"
-#include "common/base/options.h"
 #include "common/base/rng.h"
 #include "common/run/team.h"
 
@@ -27,39 +27,26 @@ static struct settings {
     double rows_share, seconds;
 } settings;
 
-#define NUMBER(n, f, d, h)                                                                         \
-    {                                                                                              \
-        .name = n, .kind = PP_OPTION_U64, .target = &settings.f, .default_text = d,                \
-        .value_name = "N", .help = h                                                               \
-    }
-#define REAL(n, f, d, h)                                                                           \
-    {                                                                                              \
-        .name = n, .kind = PP_OPTION_DOUBLE, .target = &settings.f, .default_text = d,             \
-        .value_name = "X", .help = h, .number_max = 1e9                                            \
-    }
-#define TEXT(n, f, d, v, h)                                                                        \
-    {                                                                                              \
-        .name = n, .kind = PP_OPTION_TEXT, .target = &settings.f, .default_text = d,               \
-        .value_name = v, .help = h                                                                 \
-    }
-
 static const struct pp_option options[] = {
-    NUMBER("tokens", tokens, "98304", "Held tokens."),
-    NUMBER("q-heads", q_heads, "32", "Query heads."),
-    NUMBER("kv-heads", kv_heads, "8", "K/V heads."),
-    NUMBER("dim", dim, "128", "Head dimension."),
-    TEXT("dtype", dtype, "bf16", "NAME", "bf16, f16, f32 or int8."),
-    TEXT("estimator", estimator, "lsh", "NAME",
-         "exact, lsh, sketch, or auto-lsh, auto-sketch: what the planner takes, beside both."),
-    NUMBER("k", k, "10", "lsh: bits a table."),
-    NUMBER("l", l, "150", "lsh: tables."),
-    NUMBER("t", t, "2", "lsh: tables that must collide."),
-    NUMBER("bits", bits, "2", "sketch: bits a dimension, 1, 2 or 4."),
-    REAL("rows-share", rows_share, "0.04", "sketch: share of distinct keys a kv head."),
-    NUMBER("threads", threads, "0", "Threads; 0: what this process may use."),
-    NUMBER("cold-mib", cold_mib, "0", "MiB of other memory read before each measurement."),
-    REAL("seconds", seconds, "5", "How long to measure."),
-    TEXT("json", json, "", "PATH", "Append the report here."),
+    BENCH_NUMBER("tokens", &settings.tokens, "98304", "Held tokens."),
+    BENCH_NUMBER("q-heads", &settings.q_heads, "32", "Query heads."),
+    BENCH_NUMBER("kv-heads", &settings.kv_heads, "8", "K/V heads."),
+    BENCH_NUMBER("dim", &settings.dim, "128", "Head dimension."),
+    BENCH_TEXT("dtype", &settings.dtype, "bf16", "NAME", "bf16, f16, f32 or int8."),
+    BENCH_TEXT(
+        "estimator", &settings.estimator, "lsh", "NAME",
+        "exact, lsh, sketch, or auto-lsh, auto-sketch: what the planner takes, beside both."),
+    BENCH_NUMBER("k", &settings.k, "10", "lsh: bits a table."),
+    BENCH_NUMBER("l", &settings.l, "150", "lsh: tables."),
+    BENCH_NUMBER("t", &settings.t, "2", "lsh: tables that must collide."),
+    BENCH_NUMBER("bits", &settings.bits, "2", "sketch: bits a dimension, 1, 2 or 4."),
+    BENCH_REAL("rows-share", &settings.rows_share, "0.04", "X", 1e9,
+               "sketch: share of distinct keys a kv head."),
+    BENCH_THREADS(&settings.threads),
+    BENCH_NUMBER("cold-mib", &settings.cold_mib, "0",
+                 "MiB of other memory read before each measurement."),
+    BENCH_REAL("seconds", &settings.seconds, "5", "X", 1e9, "How long to measure."),
+    BENCH_JSON(&settings.json),
 };
 
 /* A piece of a sampled or planned attend: some q heads of a group by the index, or a block of rows

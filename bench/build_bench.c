@@ -11,7 +11,7 @@
 
 #include "bench/bench_common.h"
 #include "bench/bench_layer.h"
-#include "common/base/options.h"
+#include "bench/bench_options.h"
 #include "common/run/team.h"
 
 #define ROUNDS 5u
@@ -21,27 +21,17 @@ static struct settings {
     uint64_t tokens, kv_heads, dim, k, l, bits, threads;
 } settings;
 
-#define NUMBER(n, f, d, h)                                                                         \
-    {                                                                                              \
-        .name = n, .kind = PP_OPTION_U64, .target = &settings.f, .default_text = d,                \
-        .value_name = "N", .help = h                                                               \
-    }
-#define TEXT(n, f, d, v, h)                                                                        \
-    {                                                                                              \
-        .name = n, .kind = PP_OPTION_TEXT, .target = &settings.f, .default_text = d,               \
-        .value_name = v, .help = h                                                                 \
-    }
-
 static const struct pp_option options[] = {
-    NUMBER("tokens", tokens, "98304", "Held tokens."),
-    NUMBER("kv-heads", kv_heads, "8", "K/V heads; the exact attend has four query heads for each."),
-    NUMBER("dim", dim, "128", "Head dimension."),
-    TEXT("estimator", estimator, "lsh", "NAME", "lsh or sketch."),
-    NUMBER("k", k, "10", "lsh: bits a table."),
-    NUMBER("l", l, "150", "lsh: tables."),
-    NUMBER("bits", bits, "2", "sketch: bits a dimension, 1, 2 or 4."),
-    NUMBER("threads", threads, "0", "Threads; 0: what this process may use."),
-    TEXT("json", json, "", "PATH", "Append the report here."),
+    BENCH_NUMBER("tokens", &settings.tokens, "98304", "Held tokens."),
+    BENCH_NUMBER("kv-heads", &settings.kv_heads, "8",
+                 "K/V heads; the exact attend has four query heads for each."),
+    BENCH_NUMBER("dim", &settings.dim, "128", "Head dimension."),
+    BENCH_TEXT("estimator", &settings.estimator, "lsh", "NAME", "lsh or sketch."),
+    BENCH_NUMBER("k", &settings.k, "10", "lsh: bits a table."),
+    BENCH_NUMBER("l", &settings.l, "150", "lsh: tables."),
+    BENCH_NUMBER("bits", &settings.bits, "2", "sketch: bits a dimension, 1, 2 or 4."),
+    BENCH_THREADS(&settings.threads),
+    BENCH_JSON(&settings.json),
 };
 
 static void hash_piece(void *context, uint64_t index, uint32_t thread)

@@ -14,47 +14,45 @@
 #include <string.h>
 
 #include "bench/bench_common.h"
+#include "bench/bench_options.h"
 #include "common/base/limits.h"
-#include "common/base/options.h"
 #include "common/run/team.h"
-
-extern char **environ;
 
 static struct decode_settings settings;
 
-#define NUMBER(n, t, d, low, high, h)                                                              \
-    {                                                                                              \
-        .name = n, .kind = PP_OPTION_U64, .target = &settings.t, .default_text = d,                \
-        .value_name = "N", .min = low, .max = high, .help = h                                      \
-    }
-#define TEXT(n, t, d, v, h)                                                                        \
-    {                                                                                              \
-        .name = n, .kind = PP_OPTION_TEXT, .target = &settings.t, .default_text = d,               \
-        .value_name = v, .help = h                                                                 \
-    }
-
 static const struct pp_option options[] = {
-    TEXT("model", model, ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf", "PATH",
-         "The model, a GGUF file of the Llama family. Empty: none, the remote side alone."),
-    TEXT("text", text, "/usr/share/common-licenses/GPL-3", "PATH",
-         "What the model reads, over and over until the context is full."),
-    NUMBER("context", context, "2048", 256, 1u << 24, "Tokens of the prompt."),
-    NUMBER("synthetic-kv", synthetic_kv, "0", 0, 1u << 24,
-           "Made up tokens held by the nodes instead, also past the model's context."),
-    TEXT("nodes", nodes, "2", "N|LIST",
-         "How many nodes to start, or name=host:port,... of running ones."),
-    TEXT("node-program", program, "", "PATH", "The attn-node to start. Default: this build's."),
-    TEXT("estimator", estimator_text, "lsh", "NAME", "exact or lsh[:k=,l=,t=]."),
-    NUMBER("sequences", sequences, "1", 1, DECODE_SEQUENCES_MAX, "Sequences decoded in turn."),
-    NUMBER("steps", steps, "32", 1, DECODE_STEPS_MAX, "Tokens measured a sequence."),
-    NUMBER("threads", threads, "0", 0, 1024, "Threads of the worker; 0: as many as it may use."),
-    NUMBER("node-threads", node_threads, "0", 0, 1024,
-           "Threads of a node that is started; 0: its default."),
-    NUMBER("layers", layers, "4", 1, PP_LAYERS_MAX, "Layers, without a model."),
-    NUMBER("q-heads", q_heads, "32", 1, 1024, "Query heads, without a model."),
-    NUMBER("kv-heads", kv_heads, "8", 1, 1024, "K/V heads, without a model."),
-    NUMBER("dim", dim, "128", 1, 256, "Head dimension, without a model."),
-    TEXT("json", json, "", "PATH", "Append the report here."),
+    BENCH_TEXT("model", &settings.model, ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf", "PATH",
+               "The model, a GGUF file of the Llama family. Empty: none, the remote side alone."),
+    BENCH_TEXT("text", &settings.text, "/usr/share/common-licenses/GPL-3", "PATH",
+               "What the model reads, over and over until the context is full."),
+    BENCH_NUMBER("context", &settings.context, "2048", "Tokens of the prompt.", .min = 256,
+                 .max = 1u << 24),
+    BENCH_NUMBER("synthetic-kv", &settings.synthetic_kv, "0",
+                 "Made up tokens held by the nodes instead, also past the model's context.",
+                 .max = 1u << 24),
+    BENCH_TEXT("nodes", &settings.nodes, "2", "N|LIST",
+               "How many nodes to start, or name=host:port,... of running ones."),
+    BENCH_TEXT("node-program", &settings.program, "", "PATH",
+               "The attn-node to start. Default: this build's."),
+    BENCH_TEXT("estimator", &settings.estimator_text, "sketch", "NAME",
+               "One of " PP_ESTIMATOR_SYNTAX "."),
+    BENCH_NUMBER("sequences", &settings.sequences, "1", "Sequences decoded in turn.", .min = 1,
+                 .max = DECODE_SEQUENCES_MAX),
+    BENCH_NUMBER("steps", &settings.steps, "32", "Tokens measured a sequence.", .min = 1,
+                 .max = DECODE_STEPS_MAX),
+    BENCH_NUMBER("threads", &settings.threads, "0",
+                 "Threads of the worker; 0: as many as it may use.", .max = 1024),
+    BENCH_NUMBER("node-threads", &settings.node_threads, "0",
+                 "Threads of a node that is started; 0: its default.", .max = 1024),
+    BENCH_NUMBER("layers", &settings.layers, "4", "Layers, without a model.", .min = 1,
+                 .max = PP_LAYERS_MAX),
+    BENCH_NUMBER("q-heads", &settings.q_heads, "32", "Query heads, without a model.", .min = 1,
+                 .max = 1024),
+    BENCH_NUMBER("kv-heads", &settings.kv_heads, "8", "K/V heads, without a model.", .min = 1,
+                 .max = 1024),
+    BENCH_NUMBER("dim", &settings.dim, "128", "Head dimension, without a model.", .min = 1,
+                 .max = 256),
+    BENCH_JSON(&settings.json),
 };
 
 static enum pp_status report(const struct decode_start *start, struct decode_times *chosen,
@@ -105,8 +103,24 @@ static enum pp_status measure(const struct decode_side *side, const char *nodes)
     return report(&start, &chosen, &exact);
 }
 
-static enum pp_status run_bench(struct bench_nodes *nodes)
+/* Nodes of settings.nodes, as many as it says: their list of addresses. */
+static enum pp_status start_nodes(uint64_t count, struct bench_nodes *nodes_out)
 {
+    char threads[48];
+    snprintf(threads, sizeof(threads), "--threads=%llu", (unsigned long long)settings.node_threads);
+    /* Whatever is held has an index: the estimator that is measured is the one that runs. */
+    const char *const extra[] = {threads, "--index-tokens-min=1", NULL};
+    enum pp_status status = bench_nodes_start(settings.program, count, extra, nodes_out);
+    if (status != PP_OK) {
+        fprintf(stderr, "decode_bench: --nodes: %s could not be started, 1 to %u can\n",
+                settings.nodes, BENCH_NODES_MAX);
+    }
+    return status;
+}
+
+static enum pp_status run_bench(void)
+{
+    static struct bench_nodes nodes;
     const struct decode_side *side = settings.model[0] != '\0' ? &decode_model : &decode_remote;
     uint64_t count = 0;
     if (pp_estimator_parse(settings.estimator_text, &settings.estimator) != PP_OK) {
@@ -116,48 +130,23 @@ static enum pp_status run_bench(struct bench_nodes *nodes)
     }
     const char *list = settings.nodes;
     if (pp_parse_u64(settings.nodes, &count) == PP_OK) {
-        char threads[48];
-        snprintf(threads, sizeof(threads), "--threads=%llu",
-                 (unsigned long long)settings.node_threads);
-        /* Whatever is held has an index: the estimator that is measured is the one that runs. */
-        const char *const extra[] = {threads, "--index-tokens-min=1", NULL};
-        enum pp_status started = bench_nodes_start(settings.program, count, extra, nodes);
-        if (started != PP_OK) {
-            fprintf(stderr, "decode_bench: --nodes: %s could not be started, 1 to %u can\n",
-                    settings.nodes, BENCH_NODES_MAX);
-            return started;
-        }
-        list = nodes->text;
+        PP_TRY(start_nodes(count, &nodes));
+        list = nodes.text;
     }
     enum pp_status status = measure(side, list);
     side->close();
+    bench_nodes_stop(&nodes);
     return status;
 }
 
 int main(int argc, char **argv)
 {
-    static struct bench_nodes nodes;
-    struct pp_options *parsed = NULL;
-    enum pp_options_outcome outcome;
-    struct pp_options_spec spec = {
+    const struct pp_options_spec spec = {
         .program = "decode_bench",
         .summary = "Measures decode steps of a worker over nodes.",
         .version = PP_VERSION,
         .options = options,
         .option_count = sizeof(options) / sizeof(options[0]),
-        .tolerate_foreign_environment = true,
     };
-    if (pp_options_parse(&spec, argc, argv, environ, stdout, stderr, &outcome, &parsed) != PP_OK) {
-        return 2;
-    }
-    enum pp_status status = PP_OK;
-    if (outcome == PP_OPTIONS_RUN) {
-        status = run_bench(&nodes);
-        if (status != PP_OK) {
-            fprintf(stderr, "decode_bench: %s\n", pp_status_name(status));
-        }
-        bench_nodes_stop(&nodes);
-    }
-    pp_options_destroy(parsed);
-    return status == PP_OK ? 0 : 1;
+    return bench_main(&spec, argc, argv, run_bench);
 }

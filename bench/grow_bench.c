@@ -11,7 +11,7 @@
 
 #include "attn-node/exec/exec.h"
 #include "bench/bench_common.h"
-#include "common/base/options.h"
+#include "bench/bench_options.h"
 #include "common/base/rng.h"
 #include "common/run/team.h"
 
@@ -26,25 +26,14 @@ static struct settings {
     uint64_t tokens, kv_heads, dim, k, l, threads;
 } settings;
 
-#define NUMBER(n, f, d, h)                                                                         \
-    {                                                                                              \
-        .name = n, .kind = PP_OPTION_U64, .target = &settings.f, .default_text = d,                \
-        .value_name = "N", .help = h                                                               \
-    }
-
 static const struct pp_option options[] = {
-    NUMBER("tokens", tokens, "98304", "Held tokens; a multiple of 64."),
-    NUMBER("kv-heads", kv_heads, "2", "K/V heads, each with four query heads."),
-    NUMBER("dim", dim, "128", "Head dimension."),
-    NUMBER("k", k, "10", "lsh: bits a table."),
-    NUMBER("l", l, "150", "lsh: tables."),
-    NUMBER("threads", threads, "0", "Threads; 0: what this process may use."),
-    {.name = "json",
-     .kind = PP_OPTION_TEXT,
-     .target = &settings.json,
-     .default_text = "",
-     .value_name = "PATH",
-     .help = "Append the report here."},
+    BENCH_NUMBER("tokens", &settings.tokens, "98304", "Held tokens; a multiple of 64."),
+    BENCH_NUMBER("kv-heads", &settings.kv_heads, "2", "K/V heads, each with four query heads."),
+    BENCH_NUMBER("dim", &settings.dim, "128", "Head dimension."),
+    BENCH_NUMBER("k", &settings.k, "10", "lsh: bits a table."),
+    BENCH_NUMBER("l", &settings.l, "150", "lsh: tables."),
+    BENCH_THREADS(&settings.threads),
+    BENCH_JSON(&settings.json),
 };
 
 enum way { BULK, GROWN, KEPT, WAYS };

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "bench/bench_common.h"
+#include "bench/bench_options.h"
 #include "common/base/rng.h"
 #include "gpu-worker/remote/placement.h"
 
@@ -22,36 +23,27 @@ static struct settings {
     double round_trip_us, message_us, node_us, ktoken_us;
 } settings;
 
-#define NUMBER(n, f, d, h)                                                                         \
-    {                                                                                              \
-        .name = n, .kind = PP_OPTION_U64, .target = &settings.f, .default_text = d,                \
-        .value_name = "N", .min = 1, .help = h                                                     \
-    }
-#define REAL(n, f, d, h)                                                                           \
-    {                                                                                              \
-        .name = n, .kind = PP_OPTION_DOUBLE, .target = &settings.f, .default_text = d,             \
-        .value_name = "US", .number_max = 1e9, .help = h                                           \
-    }
-
 static const struct pp_option options[] = {
-    NUMBER("nodes", nodes, "64", "Nodes, at most 1024."),
-    NUMBER("sequences", sequences, "1000", "Sequences placed."),
-    NUMBER("tokens", tokens, "1048576", "Tokens of each."),
-    NUMBER("workers", workers, "8", "Workers that take turns, at most 64."),
-    NUMBER("layers", layers, "32", "Layers of the model."),
-    NUMBER("token-bytes", token_bytes, "139776",
-           "Bytes of a token: rows and codes of 8 kv heads of 128 in bf16, all layers."),
-    NUMBER("fill-percent", fill_percent, "75", "How full the nodes are when all are placed."),
-    REAL("round-trip-us", round_trip_us, "97", "A small attend, from dispatch to answer."),
-    REAL("message-us", message_us, "12", "What each further node of an attend costs the worker."),
-    REAL("node-us", node_us, "73", "What an attend costs a node besides reading."),
-    REAL("ktoken-us", ktoken_us, "34", "What attending a thousand held tokens costs a node."),
-    {.name = "json",
-     .kind = PP_OPTION_TEXT,
-     .target = &settings.json,
-     .default_text = "",
-     .value_name = "PATH",
-     .help = "Append the report here."},
+    BENCH_NUMBER("nodes", &settings.nodes, "64", "Nodes, at most 1024.", .min = 1),
+    BENCH_NUMBER("sequences", &settings.sequences, "1000", "Sequences placed.", .min = 1),
+    BENCH_NUMBER("tokens", &settings.tokens, "1048576", "Tokens of each.", .min = 1),
+    BENCH_NUMBER("workers", &settings.workers, "8", "Workers that take turns, at most 64.",
+                 .min = 1),
+    BENCH_NUMBER("layers", &settings.layers, "32", "Layers of the model.", .min = 1),
+    BENCH_NUMBER("token-bytes", &settings.token_bytes, "139776",
+                 "Bytes of a token: rows and codes of 8 kv heads of 128 in bf16, all layers.",
+                 .min = 1),
+    BENCH_NUMBER("fill-percent", &settings.fill_percent, "75",
+                 "How full the nodes are when all are placed.", .min = 1),
+    BENCH_REAL("round-trip-us", &settings.round_trip_us, "97", "US", 1e9,
+               "A small attend, from dispatch to answer."),
+    BENCH_REAL("message-us", &settings.message_us, "12", "US", 1e9,
+               "What each further node of an attend costs the worker."),
+    BENCH_REAL("node-us", &settings.node_us, "73", "US", 1e9,
+               "What an attend costs a node besides reading."),
+    BENCH_REAL("ktoken-us", &settings.ktoken_us, "34", "US", 1e9,
+               "What attending a thousand held tokens costs a node."),
+    BENCH_JSON(&settings.json),
 };
 
 static struct gw_placement_node truth[NODES_MAX];              /* as the nodes are */

@@ -17,11 +17,11 @@
 #include <unistd.h>
 
 #include "bench/bench_common.h"
+#include "bench/bench_options.h"
 #include "bench/quality/errors.h"
 #include "bench/quality/model.h"
 #include "bench/quality/needle.h"
 #include "common/base/log.h"
-#include "common/base/options.h"
 #include "common/run/team.h"
 
 #define SPECS_MAX  32u
@@ -35,75 +35,31 @@ static struct settings {
 } settings;
 
 static const struct pp_option options[] = {
-    {.name = "model",
-     .kind = PP_OPTION_TEXT,
-     .target = &settings.model,
-     .default_text = ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf",
-     .value_name = "PATH",
-     .help = "The model, a GGUF file of the Llama family."},
-    {.name = "text",
-     .kind = PP_OPTION_TEXT,
-     .target = &settings.text,
-     .default_text = "/usr/share/common-licenses/GPL-3",
-     .value_name = "PATH",
-     .help = "The text to measure on."},
-    {.name = "context",
-     .kind = PP_OPTION_U64,
-     .target = &settings.context,
-     .default_text = "8192",
-     .value_name = "TOKENS",
-     .min = 256,
-     .max = 65472,
-     .help = "Tokens used of the text."},
-    {.name = "tokens",
-     .kind = PP_OPTION_U64,
-     .target = &settings.tokens,
-     .default_text = "64",
-     .value_name = "N",
-     .min = 1,
-     .max = 1024,
-     .help = "How many of the last are measured."},
-    {.name = "needles",
-     .kind = PP_OPTION_U64,
-     .target = &settings.needles,
-     .default_text = "5",
-     .value_name = "N",
-     .min = 0,
-     .max = QUALITY_NEEDLES,
-     .help = "Prompts with a needle, each prefilled for itself."},
-    {.name = "estimators",
-     .kind = PP_OPTION_TEXT,
-     .target = &settings.estimators,
-     .default_text = "exact,topk,weight,uniform,quest,loki,lsh,sketch",
-     .value_name = "LIST",
-     .help = "Several with commas of " QUALITY_SPEC_SYNTAX "."},
-    {.name = "rows-shares",
-     .kind = PP_OPTION_TEXT,
-     .target = &settings.shares,
-     .default_text = "0.01,0.02,0.04,0.08",
-     .value_name = "LIST",
-     .help = "Distinct rows that a kv head's group reads, as shares of those held. lsh without "
-             "l= takes as many tables as that needs."},
+    BENCH_TEXT("model", &settings.model, ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf", "PATH",
+               "The model, a GGUF file of the Llama family."),
+    BENCH_TEXT("text", &settings.text, "/usr/share/common-licenses/GPL-3", "PATH",
+               "The text to measure on."),
+    BENCH_NUMBER("context", &settings.context, "8192", "Tokens used of the text.", .min = 256,
+                 .max = 65472),
+    BENCH_NUMBER("tokens", &settings.tokens, "64", "How many of the last are measured.", .min = 1,
+                 .max = 1024),
+    BENCH_NUMBER("needles", &settings.needles, "5",
+                 "Prompts with a needle, each prefilled for itself.", .max = QUALITY_NEEDLES),
+    BENCH_TEXT("estimators", &settings.estimators,
+               "exact,topk,weight,uniform,quest,loki,lsh,sketch", "LIST",
+               "Several with commas of " QUALITY_SPEC_SYNTAX "."),
+    BENCH_TEXT("rows-shares", &settings.shares, "0.01,0.02,0.04,0.08", "LIST",
+               "Distinct rows that a kv head's group reads, as shares of those held. lsh without "
+               "l= takes as many tables as that needs."),
     {.name = "by-layer",
      .kind = PP_OPTION_BOOL,
      .target = &settings.by_layer,
      .default_text = "false",
      .help = "Also decode with the estimator in each single layer and the others exact: "
              "kl_by_layer."},
-    {.name = "threads",
-     .kind = PP_OPTION_U64,
-     .target = &settings.threads,
-     .default_text = "0",
-     .value_name = "N",
-     .min = 0,
-     .max = 256,
-     .help = "0: what the machine gives."},
-    {.name = "json",
-     .kind = PP_OPTION_TEXT,
-     .target = &settings.json,
-     .default_text = "",
-     .value_name = "PATH",
-     .help = "Append one JSON object a line, for each prompt, estimator and share."},
+    BENCH_NUMBER("threads", &settings.threads, "0", "0: what the machine gives.", .max = 256),
+    BENCH_TEXT("json", &settings.json, "", "PATH",
+               "Append one JSON object a line, for each prompt, estimator and share."),
 };
 
 struct bench {

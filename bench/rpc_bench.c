@@ -19,11 +19,11 @@
 #include <unistd.h>
 
 #include "bench/bench_common.h"
+#include "bench/bench_options.h"
 #include "bench/rpc_bench_node.h"
 #include "bench/rpc_bench_raw.h"
 #include "common/base/assert.h"
 #include "common/base/log.h"
-#include "common/base/options.h"
 #include "common/rpc/codec.h"
 #include "common/rpc/grpc_transport.h"
 #include "common/rpc/security.h"
@@ -44,24 +44,20 @@ static struct settings {
     const char *json, *program;
 } settings;
 
-#define OPTION(n, k, t, d, v, h, ...)                                                              \
-    {                                                                                              \
-        .name = n, .kind = PP_OPTION_##k, .target = &settings.t, .default_text = d,                \
-        .value_name = v, .help = h, __VA_ARGS__                                                    \
-    }
-
 static const struct pp_option options[] = {
-    OPTION("transport", CHOICE, kind, "tcp", "NAME", "tcp, uds or mtls.", .choices = kind_names),
-    OPTION("up-bytes", SIZE, up_bytes, "18KiB", "BYTES", "Payload of a request.", .min = 1,
-           .max = BUFFER_BYTES),
-    OPTION("down-bytes", SIZE, down_bytes, "17KiB", "BYTES", "Payload of an answer.", .min = 1,
-           .max = BUFFER_BYTES),
-    OPTION("spin", DURATION, spin_us, "200us", "TIME",
-           "How long both ends spin before they block; 0us blocks at once.", .min = 0),
-    OPTION("seconds", U64, seconds, "4", "N", "How long to measure.", .min = 1, .max = 600),
-    OPTION("node-program", TEXT, program, "build/release/attn-node/attn-node", "PATH",
-           "The attn-node to measure too, under tcp.", .min = 0),
-    OPTION("json", TEXT, json, "", "PATH", "Append the report here.", .min = 0),
+    BENCH_OPTION(CHOICE, "transport", &settings.kind, "tcp", "NAME", "tcp, uds or mtls.",
+                 .choices = kind_names),
+    BENCH_OPTION(SIZE, "up-bytes", &settings.up_bytes, "18KiB", "BYTES", "Payload of a request.",
+                 .min = 1, .max = BUFFER_BYTES),
+    BENCH_OPTION(SIZE, "down-bytes", &settings.down_bytes, "17KiB", "BYTES",
+                 "Payload of an answer.", .min = 1, .max = BUFFER_BYTES),
+    BENCH_OPTION(DURATION, "spin", &settings.spin_us, "200us", "TIME",
+                 "How long both ends spin before they block; 0us blocks at once."),
+    BENCH_OPTION(U64, "seconds", &settings.seconds, "4", "N", "How long to measure.", .min = 1,
+                 .max = 600),
+    BENCH_OPTION(TEXT, "node-program", &settings.program, "build/release/attn-node/attn-node",
+                 "PATH", "The attn-node to measure too, under tcp."),
+    BENCH_JSON(&settings.json),
 };
 
 static char folder[64]; /* sockets and certificates */

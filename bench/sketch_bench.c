@@ -10,8 +10,8 @@
 
 #include "attn-node/kernels/sketch.h"
 #include "bench/bench_common.h"
+#include "bench/bench_options.h"
 #include "common/base/limits.h"
-#include "common/base/options.h"
 #include "common/base/rng.h"
 #include "common/mem/pages.h"
 
@@ -25,30 +25,14 @@ static struct settings {
     double rows_share;
 } settings;
 
-#define NUMBER(n, f, d, h)                                                                         \
-    {                                                                                              \
-        .name = n, .kind = PP_OPTION_U64, .target = &settings.f, .default_text = d,                \
-        .value_name = "N", .help = h                                                               \
-    }
-
 static const struct pp_option options[] = {
-    NUMBER("tokens", tokens, "65472", "Keys, one segment at most."),
-    NUMBER("dim", dim, "128", "Head dimension."),
-    NUMBER("heads", heads, "4", "Query heads that share the kv head, at most 16."),
-    NUMBER("rounds", rounds, "15", "Rounds over the instruction sets."),
-    {.name = "rows-share",
-     .kind = PP_OPTION_DOUBLE,
-     .target = &settings.rows_share,
-     .default_text = "0.04",
-     .value_name = "X",
-     .help = "Share of the keys drawn, about.",
-     .number_max = 1.0},
-    {.name = "json",
-     .kind = PP_OPTION_TEXT,
-     .target = &settings.json,
-     .default_text = "",
-     .value_name = "PATH",
-     .help = "Append the reports here."},
+    BENCH_NUMBER("tokens", &settings.tokens, "65472", "Keys, one segment at most."),
+    BENCH_NUMBER("dim", &settings.dim, "128", "Head dimension."),
+    BENCH_NUMBER("heads", &settings.heads, "4", "Query heads that share the kv head, at most 16."),
+    BENCH_NUMBER("rounds", &settings.rounds, "15", "Rounds over the instruction sets."),
+    BENCH_REAL("rows-share", &settings.rows_share, "0.04", "X", 1.0,
+               "Share of the keys drawn, about."),
+    BENCH_JSON(&settings.json),
 };
 
 /* What all instruction sets work on. */

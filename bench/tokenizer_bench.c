@@ -8,7 +8,7 @@
 #include <time.h>
 
 #include "bench/bench_common.h"
-#include "common/base/options.h"
+#include "bench/bench_options.h"
 #include "gpu-worker/model/gguf.h"
 #include "gpu-worker/model/tokenizer.h"
 
@@ -19,16 +19,12 @@ static struct settings {
     const char *model, *text, *json;
 } settings;
 
-#define TEXT(n, f, d, h)                                                                           \
-    {                                                                                              \
-        .name = n, .kind = PP_OPTION_TEXT, .target = &settings.f, .default_text = d,               \
-        .value_name = "PATH", .help = h                                                            \
-    }
-
 static const struct pp_option options[] = {
-    TEXT("model", model, ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf", "The GGUF file."),
-    TEXT("text", text, "/usr/share/common-licenses/GPL-3", "The text that is repeated."),
-    TEXT("json", json, "", "Append the reports here."),
+    BENCH_TEXT("model", &settings.model, ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf", "PATH",
+               "The GGUF file."),
+    BENCH_TEXT("text", &settings.text, "/usr/share/common-licenses/GPL-3", "PATH",
+               "The text that is repeated."),
+    BENCH_JSON(&settings.json),
 };
 
 static double now_ms(void)
