@@ -43,6 +43,7 @@ struct an_service_config {
     uint64_t lease_us;           /* as exec's; told to clients */
     uint64_t memory_limit_bytes; /* the node's; sizes the buffers */
     uint32_t threads;            /* for GetServerInfo */
+    uint64_t self_test_us;       /* the watchdog's period; 0: AN_SELF_TEST_PERIOD_US */
     const char *node_name;       /* these live as long as the service */
     const char *version;
     const char *commit;

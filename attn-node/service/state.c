@@ -76,7 +76,8 @@ void an_self_test_done(struct an_service *service, const struct an_job *job)
 
 static void self_test_begin(struct an_service *service, uint64_t now_us)
 {
-    service->self_test_due_us = now_us + AN_SELF_TEST_PERIOD_US;
+    uint64_t period_us = service->config.self_test_us;
+    service->self_test_due_us = now_us + (period_us != 0 ? period_us : AN_SELF_TEST_PERIOD_US);
     if (service->self_test_began_us != 0) {
         return; /* the last one has not come back */
     }

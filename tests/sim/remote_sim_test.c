@@ -51,6 +51,9 @@ struct run {
     uint32_t answers, recoveries, failures, copies;
 };
 
+/* Of jemalloc: worlds come and go by the hundred, their pages may stay. */
+const char *malloc_conf = "dirty_decay_ms:-1,muzzy_decay_ms:-1";
+
 static struct run *current;
 static uint32_t recoveries_total, copies_total;
 

@@ -78,6 +78,7 @@ static inline void sim_node_start(struct sim_node *node)
         .lease_us = 600000000,
         .memory_limit_bytes = SIM_MEMORY_BYTES / 4,
         .threads = 1,
+        .self_test_us = 120000000,
         .node_name = node->name,
         .version = "simulated",
         .commit = "none",
