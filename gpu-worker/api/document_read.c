@@ -103,7 +103,7 @@ static enum pp_status document_check_size(const struct gw_document *document, co
     if (fstatat(document->folder, name, &there, 0) != 0) {
         return document_missing(document, name);
     }
-    if ((uint64_t)there.st_size == bytes) {
+    if (S_ISREG(there.st_mode) && (uint64_t)there.st_size == bytes) {
         return PP_OK;
     }
     fprintf(document->errors,
@@ -124,14 +124,16 @@ static enum pp_status document_manifest(struct gw_document *document, const stru
     char path[4096], error[512];
     char *text;
     size_t bytes;
+    struct stat there;
     document->folder = open(document->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (document->folder < 0) {
         fprintf(document->errors, "cannot read the document %s: %s\n", document->path,
                 strerror(errno));
         return PP_IO;
     }
-    if (faccessat(document->folder, "manifest.json", R_OK, 0) != 0) {
-        fprintf(document->errors, "%s is no saved document: it has no manifest.json\n",
+    /* A pipe of that name would be waited for. */
+    if (fstatat(document->folder, "manifest.json", &there, 0) != 0 || !S_ISREG(there.st_mode)) {
+        fprintf(document->errors, "%s is no saved document: it has no file manifest.json\n",
                 document->path);
         return PP_IO;
     }

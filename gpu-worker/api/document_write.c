@@ -188,7 +188,12 @@ static enum pp_status writer_sync_parent(const struct gw_document_writer *writer
     if (folder >= 0) {
         close(folder);
     }
-    return synced ? PP_OK : writer_fail(writer, name);
+    if (!synced) {
+        fprintf(writer->errors,
+                "%s is written, but not yet sure to outlive a crash of the machine: %s: %s\n",
+                writer->path, name, strerror(errno));
+    }
+    return synced ? PP_OK : PP_IO;
 }
 
 static enum pp_status writer_balances(struct gw_document_writer *writer, const float *balances)

@@ -516,7 +516,7 @@ static enum pp_status generate_report(struct generate *generate)
     gw_statistics_steps(object, &generate->steps);
     gw_statistics_errors(object, gw_sequence_errors(generate->sequence), &generate->steps);
     gw_statistics_held(object, &generate->worker, generate->sequence);
-    json_object_set_new(object, "answer", json_stringn(answer, generate->answer_bytes));
+    gw_statistics_text(object, "answer", answer, generate->answer_bytes);
     return gw_statistics_write(object, generate->json_path, stderr);
 }
 

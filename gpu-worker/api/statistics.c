@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <utf8proc.h>
+
 static void statistics_real(json_t *object, const char *name, double value)
 {
     (void)json_object_set_new(object, name, json_real(value));
@@ -129,6 +131,25 @@ void gw_statistics_print_errors(const struct gw_errors *errors, const struct gw_
         }
         fputc('\n', out);
     }
+}
+
+void gw_statistics_text(json_t *object, const char *key, const char *text, size_t bytes)
+{
+    static const char unknown[] = "\xEF\xBF\xBD";
+    char *whole = malloc(3 * bytes + 1); /* each byte may become U+FFFD */
+    size_t filled = 0;
+    for (size_t at = 0; whole != NULL && at < bytes;) {
+        utf8proc_int32_t code;
+        utf8proc_ssize_t got = utf8proc_iterate((const utf8proc_uint8_t *)text + at,
+                                                (utf8proc_ssize_t)(bytes - at), &code);
+        const char *from = got > 0 ? text + at : unknown;
+        size_t taken = got > 0 ? (size_t)got : 3;
+        memcpy(whole + filled, from, taken);
+        filled += taken;
+        at += got > 0 ? (size_t)got : 1;
+    }
+    json_object_set_new(object, key, whole == NULL ? json_null() : json_stringn(whole, filled));
+    free(whole);
 }
 
 void gw_statistics_held(json_t *object, const struct gw_worker *worker,

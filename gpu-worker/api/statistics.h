@@ -25,6 +25,9 @@ void gw_statistics_errors(json_t *object, const struct gw_errors *errors,
 /* The same for people, a line or two. */
 void gw_statistics_print_errors(const struct gw_errors *errors, const struct gw_step_stats *steps,
                                 FILE *out);
+/* bytes of text under the key; what is no UTF-8 (an answer may end within a character) as U+FFFD.
+ */
+void gw_statistics_text(json_t *object, const char *key, const char *text, size_t bytes);
 /* tokens_held: {node: tokens}, tokens_left. */
 void gw_statistics_held(json_t *object, const struct gw_worker *worker,
                         struct gw_sequence *sequence);

@@ -343,6 +343,10 @@ static void manifest_that_is_none_is_refused(void **state)
     check_refused(world, PP_INVALID_ARGUMENT, "no JSON");
     cut(world, "manifest.json", -1);
     check_refused(world, PP_IO, "no saved document");
+    char path[160];
+    snprintf(path, sizeof(path), "%s/manifest.json", world->path);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    check_refused(world, PP_IO, "no saved document");
     remove_folder(world->path);
     check_refused(world, PP_IO, "No such file");
     world_free(world);
