@@ -262,6 +262,9 @@ enum pp_status gw_worker_options_check(const struct gw_worker_options *options, 
                         "the authority of the nodes' certificates\n");
         return PP_INVALID_ARGUMENT;
     }
+    /* How many layers there are only the model tells (gw_worker_open). */
+    uint32_t layers[PP_LAYERS_MAX], layer_count;
+    PP_TRY(gw_layers_parse(options->dense_layers, PP_LAYERS_MAX, errors, layers, &layer_count));
     return gw_nodes_check(options->nodes, errors);
 }
 

@@ -80,7 +80,8 @@ class ClusterErrorsTest(unittest.TestCase):
         for program in (("generate", "--prompt=x"), ("eval", "--text", str(TEXT))):
             estimator = "--estimator" if program[0] == "generate" else "--estimators"
             for option, value in (("--nodes", "a=127.0.0.1:65536"), ("--nodes", "a=127.0.0.1"),
-                                  (estimator, "foo"), ("--threads", "x")):
+                                  (estimator, "foo"), ("--threads", "x"),
+                                  ("--dense-layers", "3,2")):
                 done = worker(*program, option, value)
                 self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
                 self.assertIn(option, done.stderr)
