@@ -158,7 +158,7 @@ static inline struct fake_net *fake_net_new(void)
     net->transport.ops = &fake_ops;
     net->transport.clock = (struct pp_clock){.now_us = fake_now, .context = net};
     net->now_us = 1000000;
-    for (uint32_t i = 0; i < FAKE_NODES; ++i) {
+    for (uint32_t i = 0; i < FAKE_NODES_MAX; ++i) {
         net->nodes[i].incarnation = 7 + i;
         net->nodes[i].constant = (float)(i + 1);
         net->nodes[i].lease_ms = 600000;
