@@ -21,6 +21,47 @@ static enum pp_status parse_one(const char *text, size_t bytes, struct pp_estima
     return pp_estimator_parse(copy, out);
 }
 
+/* What a budget that makes no sense is told. The value must lie above 0, at most at `most`. */
+static const struct budget_rule {
+    const char *name;
+    double most;
+    const char *cause;
+} budget_rules[] = {
+    {"share=", 1.0,
+     "reads no such share: it must be above 0, at most 1, as in sketch:share=0.04 for four of a "
+     "hundred keys; leave it out for one by the length of the context"},
+    {"rows=", 4294967295.0,
+     "reads no such number of keys: it must be 1 or more, as in sketch:rows=1024; leave it out for "
+     "a share by the length of the context"},
+    {"error=", 1.0,
+     "is within no such error: it must be above 0, at most 1, as in sketch:error=0.1; leave it out "
+     "for a fixed budget, or write exact for no error at all"},
+};
+
+/* Why an estimator was refused: because of its budget, or as none that is known. */
+static const char *cause_of(const char *text, size_t bytes)
+{
+    const char *cause = "is none of " PP_ESTIMATOR_SYNTAX;
+    bool share = false, rows = false;
+    bool lsh = bytes >= 3 && strncmp(text, "lsh", 3) == 0;
+    for (size_t at = strcspn(text, ":"); at < bytes; at += 1 + strcspn(text + at + 1, ",/")) {
+        for (uint32_t i = 0; i < sizeof(budget_rules) / sizeof(budget_rules[0]); ++i) {
+            const struct budget_rule *rule = &budget_rules[i];
+            size_t name = strlen(rule->name);
+            if (strncmp(text + at + 1, rule->name, name) != 0 || (lsh && i < 2)) {
+                continue;
+            }
+            char *end;
+            double value = strtod(text + at + 1 + name, &end);
+            bool number = end != text + at + 1 + name;
+            cause = number && !(value > 0.0 && value <= rule->most) ? rule->cause : cause;
+            share = share || i == 0;
+            rows = rows || i == 1;
+        }
+    }
+    return share && rows ? "names two budgets: write share=X or rows=N, not both" : cause;
+}
+
 /* A layer's number of at most four digits; moves *at behind it. */
 static bool parse_layer(const char **at, uint32_t *layer_out)
 {
@@ -72,11 +113,10 @@ static bool named_before(const struct pp_estimators *estimators,
 enum pp_status pp_estimators_parse(const char *text, struct pp_estimators *out, char *error_out,
                                    size_t error_bytes)
 {
-    static const char *const wrong = "is none of " PP_ESTIMATOR_SYNTAX;
     struct pp_estimators estimators = {.range_count = 0};
     size_t bytes = strcspn(text, "/");
     if (parse_one(text, bytes, &estimators.common) != PP_OK) {
-        return refuse(error_out, error_bytes, text, bytes, wrong);
+        return refuse(error_out, error_bytes, text, bytes, cause_of(text, bytes));
     }
     for (const char *at = text + bytes; *at == '/'; at += bytes) {
         const char *whole = ++at;
@@ -96,7 +136,7 @@ enum pp_status pp_estimators_parse(const char *text, struct pp_estimators *out, 
         }
         bytes = strcspn(at, "/");
         if (parse_one(at, bytes, &range->estimator) != PP_OK) {
-            return refuse(error_out, error_bytes, at, bytes, wrong);
+            return refuse(error_out, error_bytes, at, bytes, cause_of(at, bytes));
         }
         ++estimators.range_count;
     }

@@ -171,7 +171,7 @@ static enum pp_status eval_check(void *context)
     }
     for (uint32_t i = 0; i < eval->estimator_count; i++) {
         struct gw_eval_estimator *one = &eval->estimators[i];
-        if (pp_estimators_sample(&one->estimators)) {
+        if (pp_estimators_sample(&one->estimators) || eval->estimator_count == 1) {
             PP_TRY(gw_worker_target(&eval->worker_options, &one->estimators, stderr));
         }
         if (pp_estimators_sample(&one->estimators) && eval->worker_options.nodes[0] == '\0') {

@@ -41,7 +41,7 @@ struct gw_worker_options {
     const char *cache_dir;    /* "" or NULL: nothing is kept */
     bool errors;              /* nodes say how far off their answers may be */
     const char *metrics_file; /* "" or NULL: none */
-    double target_error;      /* of an estimator that names none; 0: none */
+    const char *target_error; /* of an estimator that names none; "" or NULL: none */
     int log_level;
     bool quiet; /* no progress on stderr */
     /* PEM files and a name; "" or NULL: none. Without an authority: plain text. */
@@ -87,8 +87,13 @@ void gw_worker_follow_nodes(struct gw_worker *worker);
 /* Writes the series to the path that --metrics-file names, if any; a failure is said on stderr. */
 void gw_worker_metrics_write(const struct gw_worker *worker);
 
+/* A relative error as options name it: above 0, at most 1. PP_INVALID_ARGUMENT with a line on
+ * errors that names the option and says what to write. */
+PP_MUST_USE enum pp_status gw_error_parse(const char *option, const char *text, FILE *errors,
+                                          float *error_out);
+
 /* Gives --target-error to the estimators that sample and name none themselves. PP_INVALID_ARGUMENT
- * with a line on errors when none samples. */
+ * with a line on errors when it is no error, or none samples. */
 PP_MUST_USE enum pp_status gw_worker_target(const struct gw_worker_options *options,
                                             struct pp_estimators *estimators, FILE *errors);
 

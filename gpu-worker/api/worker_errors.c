@@ -4,6 +4,7 @@
  * how errors are estimated.
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/obs/metrics.h"
@@ -13,15 +14,14 @@ size_t gw_worker_error_options(struct gw_worker_options *options, struct pp_opti
 {
     const struct pp_option table[] = {
         {.name = "target-error",
-         .kind = PP_OPTION_DOUBLE,
+         .kind = PP_OPTION_TEXT,
          .target = &options->target_error,
          .group = "Attention nodes",
-         .default_text = "0",
+         .default_text = "",
          .value_name = "E",
-         .number_max = 1.0,
-         .help = "Relative error that every answer of a node is to be within, 0.1 for instance: "
-                 "sketch reads as many keys as that takes, and what misses it is attended exactly. "
-                 "0: none."},
+         .help = "Relative error that every answer of a node is to be within, above 0 to 1, 0.1 "
+                 "for instance: sketch reads as many keys as that takes, and what misses it is "
+                 "attended exactly. Without it a fixed share of the keys is read."},
         {.name = "cache-dir",
          .kind = PP_OPTION_TEXT,
          .target = &options->cache_dir,
@@ -50,27 +50,44 @@ size_t gw_worker_error_options(struct gw_worker_options *options, struct pp_opti
     return sizeof(table) / sizeof(table[0]);
 }
 
-/* What happens when nodes are slow or lost. */
-static void worker_target_one(double target, struct pp_estimator *estimator)
+enum pp_status gw_error_parse(const char *option, const char *text, FILE *errors, float *error_out)
+{
+    char *end;
+    float error = strtof(text, &end);
+    if (*end != '\0' || !(error > 0.0f && error <= 1.0f)) {
+        fprintf(errors,
+                "%s: '%s' is no error that a sample can be within: give one above 0, at most 1, as "
+                "0.1; leave the option out to read a fixed share of the keys, or name the "
+                "estimator exact for no error at all\n",
+                option, text);
+        return PP_INVALID_ARGUMENT;
+    }
+    *error_out = error;
+    return PP_OK;
+}
+
+static void worker_target_one(float target, struct pp_estimator *estimator)
 {
     if (estimator->kind != PP_EXACT && estimator->target_error == 0.0f) {
-        estimator->target_error = (float)target;
+        estimator->target_error = target;
     }
 }
 
 enum pp_status gw_worker_target(const struct gw_worker_options *options,
                                 struct pp_estimators *estimators, FILE *errors)
 {
-    if (options->target_error == 0.0) {
+    float target;
+    if (options->target_error == NULL || options->target_error[0] == '\0') {
         return PP_OK;
     }
+    PP_TRY(gw_error_parse("--target-error", options->target_error, errors, &target));
     if (!pp_estimators_sample(estimators)) {
         fprintf(errors, "--target-error: exact has no error; name lsh or sketch\n");
         return PP_INVALID_ARGUMENT;
     }
-    worker_target_one(options->target_error, &estimators->common);
+    worker_target_one(target, &estimators->common);
     for (uint32_t i = 0; i < estimators->range_count; i++) {
-        worker_target_one(options->target_error, &estimators->ranges[i].estimator);
+        worker_target_one(target, &estimators->ranges[i].estimator);
     }
     return PP_OK;
 }

@@ -96,6 +96,38 @@ static void texts_that_name_no_layers_say_what_to_write(void **state)
     }
 }
 
+static void budgets_that_make_no_sense_say_what_does(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *says;
+    } bad[] = {
+        {"sketch:share=0", "'sketch:share=0' reads no such share: it must be above 0"},
+        {"sketch:bits=2,share=1.5", "'sketch:bits=2,share=1.5' reads no such share"},
+        {"sketch:share=-0.1", "'sketch:share=-0.1' reads no such share"},
+        {"sketch:share=nan", "'sketch:share=nan' reads no such share"},
+        {"sketch:rows=0", "'sketch:rows=0' reads no such number of keys: it must be 1 or more"},
+        {"sketch:rows=4294967296", "'sketch:rows=4294967296' reads no such number"},
+        {"sketch:error=0", "'sketch:error=0' is within no such error: it must be above 0"},
+        {"lsh:error=2", "'lsh:error=2' is within no such error"},
+        {"sketch:share=0.1,rows=5", "'sketch:share=0.1,rows=5' names two budgets"},
+        {"lsh/3:sketch:share=0/4:exact", "'sketch:share=0' reads no such share"},
+        {"lsh:share=0", "'lsh:share=0' is none of exact"}, /* it has none */
+        {"sketch:share=x", "'sketch:share=x' is none of exact"},
+        {"sketch:bits=3,share=0.1", "'sketch:bits=3,share=0.1' is none of exact"},
+        {"sketch/3:sketch:bits=3/4:sketch:share=0", "'sketch:bits=3' is none of exact"},
+    };
+    for (uint32_t i = 0; i < sizeof(bad) / sizeof(bad[0]); ++i) {
+        struct pp_estimators estimators;
+        char error[512] = "";
+        assert_int_equal(pp_estimators_parse(bad[i].text, &estimators, error, sizeof(error)),
+                         PP_INVALID_ARGUMENT);
+        if (strncmp(error, bad[i].says, strlen(bad[i].says)) != 0) {
+            fail_msg("'%s': %s", bad[i].text, error);
+        }
+    }
+}
+
 static void ranges_and_their_texts_are_bounded(void **state)
 {
     (void)state;
@@ -121,6 +153,7 @@ int main(void)
         cmocka_unit_test(layers_behind_slashes_have_their_own),
         cmocka_unit_test(the_order_of_layers_does_not_matter),
         cmocka_unit_test(texts_that_name_no_layers_say_what_to_write),
+        cmocka_unit_test(budgets_that_make_no_sense_say_what_does),
         cmocka_unit_test(ranges_and_their_texts_are_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

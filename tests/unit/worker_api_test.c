@@ -332,6 +332,32 @@ static void files_are_read_whole_and_missing_ones_named(void **state)
     fclose(errors);
 }
 
+static void a_target_error_that_no_sample_meets_is_refused_with_what_to_do(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"0", "-0.1", "1.5", "nan", "inf", "0.1x", "x", " "};
+    struct pp_estimators estimators = {.common = {.kind = PP_SKETCH, .bits = 2}};
+    struct gw_worker_options options = {.target_error = "0.1"};
+    assert_int_equal(gw_worker_target(&options, &estimators, stderr), PP_OK);
+    assert_true(estimators.common.target_error == 0.1f);
+    options.target_error = "";
+    estimators.common.target_error = 0.0f;
+    assert_int_equal(gw_worker_target(&options, &estimators, stderr), PP_OK);
+    assert_true(estimators.common.target_error == 0.0f);
+    for (uint32_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        FILE *errors = tmpfile();
+        char line[400] = "";
+        options.target_error = bad[i];
+        assert_int_equal(gw_worker_target(&options, &estimators, errors), PP_INVALID_ARGUMENT);
+        rewind(errors);
+        assert_non_null(fgets(line, sizeof(line), errors));
+        assert_memory_equal(line, "--target-error: '", 17);
+        assert_non_null(strstr(line, "give one above 0, at most 1"));
+        fclose(errors);
+        assert_true(estimators.common.target_error == 0.0f);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -348,6 +374,7 @@ int main(void)
         cmocka_unit_test(a_path_for_figures_that_cannot_be_written_is_refused_before_the_work),
         cmocka_unit_test(figures_that_cannot_be_written_are_told_instead),
         cmocka_unit_test(memory_that_is_used_up_is_explained_with_what_to_do),
+        cmocka_unit_test(a_target_error_that_no_sample_meets_is_refused_with_what_to_do),
         cmocka_unit_test(files_are_read_whole_and_missing_ones_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
