@@ -292,6 +292,7 @@ static enum pp_status eval_open_sequence(struct eval *eval, uint32_t index)
                                           .tokens_kept = (uint32_t)eval->tokens};
     bool first = !eval->text.has_reference;
     uint64_t begin_us = pp_clock_now_us(&eval->worker.clock);
+    gw_worker_follow_nodes(&eval->worker);
     PP_TRY(gw_sequence_open(eval->worker.engine, &options, &eval->sequence));
     PP_TRY(gw_eval_text_prefill(&eval->text, eval->sequence, eval_bar(eval)));
     eval->prefill_us = pp_clock_now_us(&eval->worker.clock) - begin_us;

@@ -15,6 +15,7 @@ enum pp_status gw_eval_text_init(struct gw_worker *worker, const char *path, con
 {
     size_t count;
     memset(text_out, 0, sizeof(*text_out));
+    text_out->worker = worker;
     enum pp_status status =
         gw_tokenizer_encode(worker->tokenizer, bytes, byte_count, false, &text_out->ids, &count);
     if (status != PP_OK) {
@@ -92,6 +93,7 @@ static enum pp_status eval_text_steps(struct gw_eval_text *text, struct gw_seque
         if (gw_interrupt_signal() != 0) {
             return PP_CANCELLED;
         }
+        gw_worker_follow_nodes(text->worker);
         PP_TRY(gw_sequence_step(sequence, text->ids[first + i], text->logits, &step));
         gw_step_stats_add(&run->steps, &step);
         PP_TRY(gw_eval_score_add(&run->score, text->reference + i * text->vocab, text->logits,

@@ -18,9 +18,10 @@
 #include "gpu-worker/api/worker.h"
 
 struct gw_eval_text {
-    uint32_t *ids;     /* [id_count] */
-    uint64_t id_count; /* tokens used of the text: at most the engine's tokens_max */
-    uint64_t tokens;   /* measured: the last of them, but the very last is only predicted */
+    struct gw_worker *worker; /* borrowed */
+    uint32_t *ids;            /* [id_count] */
+    uint64_t id_count;        /* tokens used of the text: at most the engine's tokens_max */
+    uint64_t tokens;          /* measured: the last of them, but the very last is only predicted */
     uint32_t vocab;
     float *reference; /* [tokens][vocab] */
     bool has_reference;

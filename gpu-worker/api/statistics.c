@@ -157,11 +157,16 @@ void gw_statistics_held(json_t *object, const struct gw_worker *worker,
 {
     json_t *held = json_object();
     uint64_t tokens[GW_NODES_MAX] = {0};
+    uint32_t count = 0;
     if (worker->remote != NULL) {
         gw_sequence_tokens_held(sequence, tokens);
+        count = gw_remote_node_count(worker->remote);
     }
-    for (uint32_t i = 0; i < worker->remote_config.node_count; i++) {
-        statistics_integer(held, worker->remote_config.nodes[i].name, tokens[i]);
+    for (uint32_t i = 0; i < count; i++) {
+        /* A node that came back at another address is told with what it was. */
+        const char *name = gw_remote_node(worker->remote, i)->name;
+        json_int_t before = json_integer_value(json_object_get(held, name));
+        statistics_integer(held, name, (uint64_t)before + tokens[i]);
     }
     (void)json_object_set_new(object, "tokens_held", held);
     struct gw_recoveries recoveries;

@@ -370,8 +370,10 @@ static enum pp_status worker_open_membership(struct gw_worker *worker,
                                              const struct gw_worker_options *options, FILE *errors)
 {
     struct gw_remote_config *config = &worker->remote_config;
-    const struct gw_membership_config membership = {
-        .source = options->nodes, .transport = worker->transport, .clock = worker->clock};
+    const struct gw_membership_config membership = {.source = options->nodes,
+                                                    .transport = worker->transport,
+                                                    .clock = worker->clock,
+                                                    .stats = &worker->stats};
     struct gw_members members;
     enum pp_status status = gw_membership_new(&membership, &worker->membership);
     if (status != PP_OK) {

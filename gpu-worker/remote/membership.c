@@ -109,6 +109,11 @@ enum pp_status gw_membership_new(const struct gw_membership_config *config,
     }
     membership->config = *config;
     membership->kind = kind;
+    if (config->stats != NULL) {
+        membership->empty_lists =
+            pp_stats_counter(config->stats, "pigpen_worker_empty_node_lists_total", "",
+                             "Lists without a node that replaced nothing.");
+    }
     pthread_mutex_init(&membership->lock, NULL);
     int bytes =
         snprintf(membership->text, sizeof(membership->text), "%s",
@@ -159,8 +164,25 @@ uint64_t gw_membership_tick(struct gw_membership *membership, uint64_t now_us)
     return membership->next_us;
 }
 
+/* A source that names nobody is more likely to be caught in the middle of a change than to mean it,
+ * and without nodes there is nothing left to do: the last list stands. */
+static bool names_nobody(struct gw_membership *membership, const struct gw_members *members)
+{
+    pthread_mutex_lock(&membership->lock);
+    bool nobody = members->count == 0 && membership->members.count > 0;
+    pthread_mutex_unlock(&membership->lock);
+    return nobody;
+}
+
 void gw_membership_publish(struct gw_membership *membership, const struct gw_members *members)
 {
+    if (names_nobody(membership, members)) {
+        if (membership->empty_lists != NULL) {
+            pp_stat_add(membership->empty_lists, 1);
+        }
+        gw_membership_fail(membership, "it names no node");
+        return;
+    }
     pthread_mutex_lock(&membership->lock);
     if (!gw_members_same(&membership->members, members)) {
         membership->members = *members;
@@ -179,8 +201,8 @@ void gw_membership_fail(struct gw_membership *membership, const char *problem)
     pthread_mutex_unlock(&membership->lock);
     if (news) {
         PP_LOG_WARNF("membership", "the list of nodes is not followed",
-                     "source=\"%s\" problem=\"%s\" nodes_kept=%u", membership->config.source,
-                     problem, count);
+                     "source=\"%s%s\" problem=\"%s\" nodes_kept=%u", prefixes[membership->kind],
+                     membership->text, problem, count);
     }
 }
 

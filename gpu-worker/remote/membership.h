@@ -2,7 +2,8 @@
  * Where the list of nodes comes from, and that it follows it: a static list, a file that is read
  * again when it changes, the addresses behind a DNS name, or the entries under a prefix of etcd.
  * Beside remote on the walk: it says who is there, never which part lives where. The last good list
- * stands while the source fails. It refuses to know parts and sequences.
+ * stands while the source fails; a list without nodes, behind one with some, is such a failure. It
+ * refuses to know parts and sequences.
  *
  * Threads: new and destroy while no thread polls the transport; tick on the thread that does; take
  * and problem on any thread.
@@ -11,6 +12,7 @@
 #define PIGPEN_GPU_WORKER_REMOTE_MEMBERSHIP_H
 
 #include "common/base/clock.h"
+#include "common/base/stat.h"
 #include "common/rpc/transport.h"
 #include "gpu-worker/remote/members.h"
 
@@ -28,6 +30,7 @@ struct gw_membership_config {
     const struct pp_tls *tls; /* of etcd; NULL: plain text */
     uint64_t period_us;       /* file and dns are looked at so often; 0: 1 s and 5 s */
     uint64_t etcd_retry_us;   /* 0: etcd.h's */
+    struct pp_stats *stats;   /* may be NULL */
 };
 
 struct gw_membership;

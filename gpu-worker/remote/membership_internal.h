@@ -22,7 +22,8 @@ struct gw_membership {
     bool read_once;
     struct pp_thread *resolver; /* dns */
     struct pp_etcd *etcd;
-    pthread_mutex_t lock; /* of what follows */
+    struct pp_stat *empty_lists; /* may be NULL */
+    pthread_mutex_t lock;        /* of what follows */
     struct gw_members members;
     bool fresh; /* not taken yet */
     char problem[GW_PROBLEM_BYTES];

@@ -71,6 +71,9 @@ size_t gw_remote_poll(struct gw_remote *remote, uint64_t until_us);
  * rest is left out; errors of channels. */
 PP_MUST_USE enum pp_status gw_remote_update(struct gw_remote *remote,
                                             const struct gw_node_address *nodes, uint32_t count);
+/* Nodes that were ever named; their places in tables by node. */
+uint32_t gw_remote_node_count(const struct gw_remote *remote);
+const struct gw_node_address *gw_remote_node(const struct gw_remote *remote, uint32_t node);
 /* Nodes in use now. */
 uint32_t gw_remote_nodes_in_use(const struct gw_remote *remote);
 

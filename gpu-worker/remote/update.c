@@ -85,6 +85,16 @@ enum pp_status gw_remote_update(struct gw_remote *remote, const struct gw_node_a
     return update.status;
 }
 
+uint32_t gw_remote_node_count(const struct gw_remote *remote)
+{
+    return remote->config.node_count;
+}
+
+const struct gw_node_address *gw_remote_node(const struct gw_remote *remote, uint32_t node)
+{
+    return &remote->nodes[node].address;
+}
+
 uint32_t gw_remote_nodes_in_use(const struct gw_remote *remote)
 {
     uint32_t nodes[GW_NODES_MAX];

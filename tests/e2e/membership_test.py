@@ -6,6 +6,7 @@ import contextlib
 import json
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -165,6 +166,39 @@ class MembershipTest(unittest.TestCase):
                 stdin=subprocess.DEVNULL, env=ENVIRONMENT)
             self.assertEqual((done.returncode, done.stdout), (1, ""))
             self.assertIn("line 2: 'b=here'", done.stderr)
+
+    def test_eval_takes_a_node_that_joins_its_list_and_goes_on_there(self):
+        with node_process.Node(NODE, *OPTIONS) as one, node_process.Node(NODE, *OPTIONS) as two:
+            nodes = self.path / "nodes"
+            nodes.write_text(f"a={one.address}\n")
+            running = subprocess.Popen(
+                [str(WORKER), "eval", "--model", MODEL, "--text", str(self.text), "--tokens=250",
+                 "--estimators=" + ",".join(8 * ["exact"]), f"--nodes=file:{nodes}",
+                 "--log-level=info"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                stdin=subprocess.DEVNULL, text=True, env=ENVIRONMENT)
+            said = []
+
+            def wait_for(words):
+                for line in running.stderr:
+                    said.append(line)
+                    if words in line:
+                        return
+                self.fail(f"never said {words!r}:\n" + "".join(said))
+            try:
+                wait_for("prefill")
+                nodes.write_text("")  # cut: whoever was there stays
+                wait_for("names no node")
+                nodes.write_text(f"a={one.address}\nb={two.address}\n")
+                wait_for("node in use node=b")
+                one.kill()
+                wait_for("sequence goes on")
+                running.send_signal(signal.SIGINT)
+                running.wait(timeout=LIMIT_S)
+            finally:
+                running.kill()
+                running.wait()
+                running.stderr.close()
+            self.assertEqual(running.returncode, 128 + signal.SIGINT, "".join(said))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ struct world {
     char path[64], beside[80];
     struct gw_membership *membership;
     struct gw_members members;
+    struct pp_stats stats;
     uint64_t now_us;
 };
 
@@ -82,8 +83,11 @@ static struct world *file_world(const char *text)
     snprintf(world->beside, sizeof(world->beside), "%s.new", world->path);
     snprintf(source, sizeof(source), "file:%s", world->path);
     world->now_us = 1000000;
-    const struct gw_membership_config config = {
-        .source = source, .clock = {.now_us = now, .context = world}, .period_us = PERIOD_US};
+    assert_int_equal(pp_stats_init(&world->stats, 4), PP_OK);
+    const struct gw_membership_config config = {.source = source,
+                                                .clock = {.now_us = now, .context = world},
+                                                .period_us = PERIOD_US,
+                                                .stats = &world->stats};
     assert_int_equal(gw_membership_new(&config, &world->membership), PP_OK);
     return world;
 }
@@ -91,8 +95,14 @@ static struct world *file_world(const char *text)
 static void world_free(struct world *world)
 {
     gw_membership_destroy(world->membership);
+    pp_stats_deinit(&world->stats);
     (void)unlink(world->path);
     free(world);
+}
+
+static double empty_lists(const struct world *world)
+{
+    return pp_stat_value(&world->stats.series[0]);
 }
 
 /* Looks once; whether there is another list. */
@@ -128,10 +138,31 @@ static void a_file_is_read_again_when_it_changes(void **state)
     assert_int_equal(rename(world->beside, world->path), 0); /* as configuration managers do */
     assert_true(look(world));
     assert_int_equal(world->members.count, 1);
-    write_file(world->path, "\n"); /* nobody is a list too */
-    assert_true(look(world));
-    assert_int_equal(world->members.count, 0);
+    world_free(world);
+}
+
+static void a_list_without_nodes_replaces_none(void **state)
+{
+    (void)state;
+    struct world *world = file_world("# nobody yet\n");
+    (void)look(world); /* nothing to keep: nobody is waited for */
     has_problem(world, "");
+    assert_true(empty_lists(world) == 0);
+    write_file(world->path, "a=host:1\nb=host:2\n");
+    assert_true(look(world));
+    write_file(world->path, "");
+    assert_false(look(world));
+    has_problem(world, "names no node");
+    assert_true(empty_lists(world) >= 1);
+    write_file(world->path, "# all of them gone\n\n");
+    assert_false(look(world));
+    has_problem(world, "names no node");
+    write_file(world->path, "a=host:1\nb=host:2\n");
+    assert_false(look(world)); /* the list that stood all the time */
+    has_problem(world, "");
+    write_file(world->path, "b=host:2\n");
+    assert_true(look(world));
+    assert_int_equal(world->members.count, 1);
     world_free(world);
 }
 
@@ -244,6 +275,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sources_are_told_apart_and_checked),
         cmocka_unit_test(a_file_is_read_again_when_it_changes),
+        cmocka_unit_test(a_list_without_nodes_replaces_none),
         cmocka_unit_test(a_line_with_a_fault_is_named_and_the_last_list_stands),
         cmocka_unit_test(what_cannot_be_read_is_no_list),
         cmocka_unit_test(a_file_that_is_too_large_or_no_text_is_refused),
