@@ -423,6 +423,9 @@ static void on_ended(void *context, struct pp_call *call, const struct pp_call_e
     node->attend_call = NULL;
     node->silent_us = 0;
     enum pp_status status = end->status == PP_OK ? PP_UNAVAILABLE : end->status;
+    if (asked_on(node, call) == NULL) {
+        gw_node_doubt(node);
+    }
     for (struct gw_ask *ask; (ask = asked_on(node, call)) != NULL;) {
         if (!ask->sent_again) {
             ask->sent_again = true;

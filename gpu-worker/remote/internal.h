@@ -264,6 +264,9 @@ __attribute__((format(printf, 3, 4))) void gw_part_fail(struct gw_part *part, en
 /* The same from the engine thread, which waits until it is done. */
 void gw_part_fail_from_engine(struct gw_part *part, enum pp_status status, const char *what,
                               const char *message);
+/* The rpc thread: the node is known not to answer: parts that another node holds too are no longer
+ * on it, also those that nobody waits for. */
+void gw_sets_leave_node(struct gw_node *node);
 /* The rpc thread: the part is no longer on this node, which is no failure. */
 void gw_part_leave(struct gw_part *part);
 /* recover.c. The engine thread: frees parts that are lost; the route no longer names them. */

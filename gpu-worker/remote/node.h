@@ -38,12 +38,14 @@ PP_MUST_USE enum pp_status gw_node_probe_all(struct gw_remote *remote, uint64_t 
 /* node_trial.c. rpc thread: the node failed somebody; where that makes it doubtful it is out of use
  * until it has stood its trials. */
 void gw_node_fault(struct gw_node *node, enum pp_status status);
+/* rpc thread: a stream of the node ended that nobody waited on: it is tried at once. */
+void gw_node_doubt(struct gw_node *node);
 /* rpc thread: the node says that it is being drained: it serves what it holds until that has moved.
  */
 void gw_node_drains(struct gw_node *node);
 /* The same as gw_node_fault from the engine thread. */
 void gw_node_fault_from_engine(struct gw_node *node, enum pp_status status);
-/* rpc thread: tries a node that is out. Returns when to call next. */
+/* rpc thread: tries a node that is out or in doubt. Returns when to call next. */
 uint64_t gw_node_tick(struct gw_node *node, uint64_t now_us);
 /* Any thread: indices of the nodes in use, at most GW_NODES_MAX; how many they are. */
 uint32_t gw_nodes_usable(const struct gw_remote *remote, uint32_t *nodes_out);

@@ -29,7 +29,7 @@ static void pause_for(struct gw_node_state *state, uint64_t wait_us, uint64_t no
 
 void gw_node_state_fault(struct gw_node_state *state, uint64_t now_us)
 {
-    state->trying = false;
+    state->trying = state->doubted = false;
     state->rights = 0;
     state->fault_us = state->faults == 0 ? now_us : state->fault_us;
     state->faults++;
@@ -49,7 +49,7 @@ void gw_node_state_fault(struct gw_node_state *state, uint64_t now_us)
 
 void gw_node_state_right(struct gw_node_state *state, uint64_t now_us)
 {
-    state->trying = false;
+    state->trying = state->doubted = false;
     state->faults = 0;
     state->rights += state->phase == GW_NODE_UP ? 0 : 1;
     if (state->phase == GW_NODE_UP) {
@@ -68,15 +68,24 @@ void gw_node_state_right(struct gw_node_state *state, uint64_t now_us)
 
 void gw_node_state_drains(struct gw_node_state *state, uint64_t now_us)
 {
-    state->trying = false;
+    state->trying = state->doubted = false;
     state->faults = state->rights = 0;
     state->phase = GW_NODE_DRAINING;
     pause_for(state, GW_NODE_TRIAL_WAIT_US, now_us);
 }
 
+void gw_node_state_doubt(struct gw_node_state *state, uint64_t now_us)
+{
+    if (state->phase == GW_NODE_UP && !state->trying) {
+        state->doubted = true;
+        state->trial_us = now_us;
+    }
+}
+
 uint64_t gw_node_state_trial_us(const struct gw_node_state *state)
 {
-    return state->phase == GW_NODE_UP || state->trying ? UINT64_MAX : state->trial_us;
+    bool trusted = state->phase == GW_NODE_UP && !state->doubted;
+    return trusted || state->trying ? UINT64_MAX : state->trial_us;
 }
 
 void gw_node_state_try(struct gw_node_state *state)

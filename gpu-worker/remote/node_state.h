@@ -37,6 +37,7 @@ struct gw_node_state {
     uint64_t trial_us;       /* when it is tried next */
     uint64_t wait_us;        /* the pause after the next fault */
     bool trying;             /* a trial has not ended */
+    bool doubted;            /* it is up, and tried all the same */
     uint64_t seed;           /* of the jitter */
 };
 
@@ -48,6 +49,10 @@ void gw_node_state_init(struct gw_node_state *state, uint64_t seed, uint64_t now
 void gw_node_state_fault(struct gw_node_state *state, uint64_t now_us);
 void gw_node_state_right(struct gw_node_state *state, uint64_t now_us);
 void gw_node_state_drains(struct gw_node_state *state, uint64_t now_us);
+
+/* Something happened that a node that is gone would have done too: one that is up stays so, and is
+ * tried at once. */
+void gw_node_state_doubt(struct gw_node_state *state, uint64_t now_us);
 
 /* When a trial is due; UINT64_MAX: none, it is up or one runs. */
 uint64_t gw_node_state_trial_us(const struct gw_node_state *state);

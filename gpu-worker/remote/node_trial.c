@@ -1,6 +1,7 @@
 /*
  * Whether a node is in use: a fault puts it out, and from then on it is tried now and then, by
- * Health, until it has answered twice in a row. Beside node on the walk. It refuses to know parts.
+ * Health, until it has answered twice in a row. A trial that fails is the end of what others hold
+ * too. Beside node on the walk. It refuses to know parts.
  */
 #include <stdlib.h>
 
@@ -55,6 +56,14 @@ void gw_node_fault(struct gw_node *node, enum pp_status status)
         gw_node_state_fault(&node->state, now_us);
     }
     state_changed(node, pp_status_name(status));
+    if (node->state.phase == GW_NODE_DOWN) {
+        gw_sets_leave_node(node);
+    }
+}
+
+void gw_node_doubt(struct gw_node *node)
+{
+    gw_node_state_doubt(&node->state, gw_remote_now(node->remote));
 }
 
 void gw_node_drains(struct gw_node *node)
@@ -94,6 +103,9 @@ static enum pp_status take_trial(struct gw_unary *unary, const ProtobufCMessage 
         gw_node_state_drains(&node->state, now_us);
     }
     state_changed(node, "trial");
+    if (answer == NULL) {
+        gw_sets_leave_node(node);
+    }
     return PP_OK;
 }
 
@@ -117,7 +129,8 @@ static void start_trial(struct gw_node *node)
 
 uint64_t gw_node_tick(struct gw_node *node, uint64_t now_us)
 {
-    if (!atomic_load(&node->out) || node->gone) {
+    /* One that has left the list is of interest as long as parts may live on it. */
+    if (node->gone && !gw_node_state_lives(&node->state)) {
         return UINT64_MAX;
     }
     if (now_us >= gw_node_state_trial_us(&node->state)) {

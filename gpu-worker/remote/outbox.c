@@ -214,6 +214,9 @@ static void on_ended(void *context, struct pp_call *call, const struct pp_call_e
         return;
     }
     stream_lost(node, end->status == PP_OK ? PP_UNAVAILABLE : end->status, end->message);
+    if (node->queue_first == NULL) {
+        gw_node_doubt(node);
+    }
 }
 
 static const struct pp_call_events append_events = {

@@ -53,22 +53,42 @@ static bool being_asked(const struct gw_set *set)
     return false;
 }
 
-/* Asks the first member that is not being asked; false when there is none. */
+static bool is_doubtful(const struct gw_node *node)
+{
+    return atomic_load(&node->out) && !atomic_load(&node->draining);
+}
+
+/* The first member that is not being asked, rather one whose node nobody doubts; NULL: none. */
+static struct gw_part *choose_asked(const struct gw_set *set)
+{
+    struct gw_part *doubtful = NULL;
+    for (uint32_t i = 0; i < set->member_count; ++i) {
+        struct gw_part *part = set->members[i];
+        if (part->ask.waiting || !part->ask.ready) {
+            continue;
+        }
+        if (!is_doubtful(part->node)) {
+            return part;
+        }
+        doubtful = doubtful == NULL ? part : doubtful;
+    }
+    return doubtful;
+}
+
+/* False when there is nobody to ask. */
 static bool ask_next(struct gw_set *set)
 {
     const struct gw_remote *remote = set->sequence->remote;
-    for (uint32_t i = 0; i < set->member_count; ++i) {
-        struct gw_part *part = set->members[i];
-        if (!part->ask.waiting && part->ask.ready) {
-            uint64_t patience_us = remote->config.hedge_us;
-            patience_us = patience_us > 0 ? patience_us : 2 * part->node->slow_us + HEDGE_US_MIN;
-            gw_attn_client_ask(part);
-            set->hedge_us = gw_remote_now(remote) + patience_us;
-            return true;
-        }
+    struct gw_part *part = choose_asked(set);
+    if (part == NULL) {
+        set->hedge_us = UINT64_MAX;
+        return false;
     }
-    set->hedge_us = UINT64_MAX;
-    return false;
+    uint64_t patience_us = remote->config.hedge_us;
+    patience_us = patience_us > 0 ? patience_us : 2 * part->node->slow_us + HEDGE_US_MIN;
+    gw_attn_client_ask(part);
+    set->hedge_us = gw_remote_now(remote) + patience_us;
+    return true;
 }
 
 void gw_set_run(struct gw_remote *remote, struct gw_command *command)
@@ -228,13 +248,43 @@ void gw_part_fail(struct gw_part *part, enum pp_status status, const char *forma
         return;
     }
     PP_LOG_WARNF("remote", "part lost", "cause=\"%s\" members=%u", text, set->member_count - 1);
-    gw_node_fault(part->node, status);
     lose(part);
+    gw_node_fault(part->node, status);
     pp_stat_add(sequence->remote->parts_lost, 1);
     if (gw_sequence_failed(sequence) == PP_OK && set->member_count > 0) {
         go_on(set);
     } else {
         sequence_fail(sequence, status, true, text);
+    }
+}
+
+static struct gw_part *member_on(const struct gw_set *set, const struct gw_node *node)
+{
+    for (uint32_t i = 0; i < set->member_count; ++i) {
+        if (set->members[i]->node == node) {
+            return set->members[i];
+        }
+    }
+    return NULL;
+}
+
+void gw_sets_leave_node(struct gw_node *node)
+{
+    struct gw_remote *remote = node->remote;
+    for (struct gw_remote_sequence *sequence = remote->sequences; sequence != NULL;
+         sequence = sequence->next) {
+        for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
+            struct gw_set *set = &sequence->sets[i];
+            struct gw_part *part = member_on(set, node);
+            if (part == NULL || set->member_count == 1 || gw_sequence_failed(sequence) != PP_OK) {
+                continue; /* the only one is kept until somebody needs it */
+            }
+            PP_LOG_WARNF("remote", "part lost", "cause=\"node %s (%s) does not answer\" members=%u",
+                         node->address.name, node->address.address, set->member_count - 1);
+            lose(part);
+            pp_stat_add(remote->parts_lost, 1);
+            go_on(set);
+        }
     }
 }
 

@@ -68,6 +68,24 @@ static void one_fault_is_a_doubt_that_two_right_answers_end(void **state)
     assert_int_equal(node.phase, GW_NODE_UP);
 }
 
+static void a_node_in_doubt_is_tried_at_once_and_stays_up_meanwhile(void **state)
+{
+    (void)state;
+    struct gw_node_state node = up();
+    gw_node_state_doubt(&node, T0 + 100);
+    assert_true(gw_node_state_open(&node));
+    assert_int_equal(gw_node_state_trial_us(&node), T0 + 100);
+    trial(&node, true);
+    assert_true(gw_node_state_open(&node)); /* once is enough */
+    assert_int_equal(gw_node_state_trial_us(&node), UINT64_MAX);
+    gw_node_state_doubt(&node, T0 + 200);
+    trial(&node, false);
+    assert_int_equal(node.phase, GW_NODE_SUSPECT);
+    gw_node_state_doubt(&node, T0 + 300); /* it is doubted already */
+    trial(&node, true);
+    assert_int_equal(node.phase, GW_NODE_SUSPECT);
+}
+
 static void right_and_wrong_in_turn_never_make_it_up(void **state)
 {
     (void)state;
@@ -165,6 +183,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_new_node_is_tried_at_once_and_used_when_it_answers),
         cmocka_unit_test(one_fault_is_a_doubt_that_two_right_answers_end),
+        cmocka_unit_test(a_node_in_doubt_is_tried_at_once_and_stays_up_meanwhile),
         cmocka_unit_test(right_and_wrong_in_turn_never_make_it_up),
         cmocka_unit_test(three_faults_or_two_seconds_of_them_take_it_down),
         cmocka_unit_test(a_node_that_is_down_is_tried_half_open_with_growing_pauses),
