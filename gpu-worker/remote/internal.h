@@ -221,7 +221,7 @@ struct gw_node {
     enum pp_status append_status; /* why the stream ended last */
     char append_message[120];
     struct pp_stat *up, *rtt;
-    char labels[96];
+    char labels[352]; /* name and address: a name that moves is another node */
 };
 
 struct gw_remote {

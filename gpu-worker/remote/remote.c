@@ -83,7 +83,8 @@ void gw_remote_register_node(struct gw_remote *remote, struct gw_node *node)
     node->up = &unread[4];
     node->rtt = &unread[5];
     if (stats != NULL) {
-        snprintf(node->labels, sizeof(node->labels), "node=\"%s\"", node->address.name);
+        snprintf(node->labels, sizeof(node->labels), "node=\"%s\",address=\"%s\"",
+                 node->address.name, node->address.address);
         node->up = pp_stats_gauge(stats, "pigpen_worker_node_up", node->labels,
                                   "1 while the node answers.");
         node->rtt = pp_stats_histogram(stats, "pigpen_worker_node_rtt_seconds", node->labels,

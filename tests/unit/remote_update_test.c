@@ -13,7 +13,10 @@
 #include "gpu-worker/remote/internal.h"
 #include "tests/unit/remote_fake.h"
 
-#define TOKENS 30u
+#define TOKENS     30u
+#define SERIES_MAX 256u
+
+static struct pp_stats stats; /* of the one world there is at a time */
 
 struct world {
     struct fake_net *net;
@@ -28,6 +31,8 @@ static struct world world_new(uint32_t node_count)
     fake_remote_config(world.net, FAKE_NODES, GW_SHARD_TOKENS, &config);
     memcpy(world.all, config.nodes, sizeof(world.all));
     config.node_count = node_count;
+    assert_int_equal(pp_stats_init(&stats, SERIES_MAX), PP_OK);
+    config.stats = &stats;
     assert_int_equal(gw_remote_new(&config, &world.remote), PP_OK);
     return world;
 }
@@ -35,6 +40,7 @@ static struct world world_new(uint32_t node_count)
 static void world_free(struct world *world)
 {
     gw_remote_destroy(world->remote);
+    pp_stats_deinit(&stats);
     assert_int_equal(world->net->calls_open, 0);
     free(world->net);
 }
