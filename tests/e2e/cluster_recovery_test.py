@@ -1,85 +1,19 @@
 """A worker that loses nodes while it answers: the text is the undisturbed one, token for token, and
 what the loss cost is told. PIGPEN_BUILD names the build folder; PIGPEN_LONG=1 kills more often."""
-import json
 import os
 import pathlib
 import random
 import re
 import signal
-import subprocess
 import tempfile
-import threading
 import unittest
 
-from programs import ENVIRONMENT, MODEL, NODE, TEXT, WORKER, node_process
+from answer import Answer
+from programs import NODE, node_process
 
 OPTIONS = ("--memory-limit=2GiB", "--drain-timeout=5s")
 LONG = os.environ.get("PIGPEN_LONG") == "1"
 SEED = int(os.environ.get("PIGPEN_RECOVERY_SEED", random.randrange(1 << 30)))
-TOKENS = 120
-SAID_SECONDS = 60
-
-
-class Answer:
-    """One prompt, answered while nodes come to harm."""
-
-    def __init__(self, folder, nodes, *options, tokens=TOKENS):
-        prompt, self.json = folder / "prompt.txt", folder / "run.json"
-        prompt.write_text(TEXT.read_text()[:3000])
-        self.json.unlink(missing_ok=True)
-        spread = ["--nodes=" + ",".join(f"n{i}={node.address}" for i, node in enumerate(nodes))]
-        # f32: no rounding of K/V on which the likeliest token might turn.
-        self.process = subprocess.Popen(
-            [str(WORKER), "generate", "--model", MODEL, "--prompt-file", str(prompt), "--raw",
-             f"--max-tokens={tokens}", "--kv-dtype=f32", "--json", str(self.json), *options,
-             *(spread if nodes else [])],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-            env=ENVIRONMENT)
-        self.lines, self.text = [], b""
-        self._said = threading.Condition()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self):
-        for line in self.process.stderr:
-            with self._said:
-                self.lines.append(line.decode())
-                self._said.notify_all()
-
-    def errors(self):
-        return "".join(self.lines)
-
-    def wait_for(self, text, after=0):
-        """Until a line of stderr behind the first `after` has the text in it; lines by then."""
-        with self._said:
-            if not self._said.wait_for(lambda: any(text in line for line in self.lines[after:]),
-                                       SAID_SECONDS):
-                raise AssertionError(f"never said {text!r}:\n" + self.errors())
-            return len(self.lines)
-
-    def after(self, count):
-        """Waits for so many bytes of the answer."""
-        read = self.process.stdout.read(count)
-        self.text += read
-        if len(read) != count:
-            raise AssertionError("the answer ended early:\n" + self.errors())
-
-    def finish(self):
-        """Exit status and what was measured."""
-        self.text += self.process.stdout.read()
-        status = self.process.wait(timeout=120)
-        self._reader.join()
-        return status, json.loads(self.json.read_text()) if status == 0 else None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait()
-        self._reader.join()
-        self.process.stdout.close()
-        self.process.stderr.close()
 
 
 class ClusterRecoveryTest(unittest.TestCase):

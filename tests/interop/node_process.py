@@ -12,9 +12,10 @@ STOP_SECONDS = 30
 
 
 class Node:
-    """One attn-node on a free port of loopback. `with Node(path) as node: node.address`."""
+    """One attn-node on a free port of loopback, or on a port and address that are named. prefix: what
+    goes before the program, to run it elsewhere. `with Node(path) as node: node.address`."""
 
-    def __init__(self, program, *options):
+    def __init__(self, program, *options, prefix=(), host="127.0.0.1", port=0):
         self._folder = tempfile.TemporaryDirectory(prefix="pigpen-node-")
         folder = pathlib.Path(self._folder.name)
         self._port_file = folder / "port"
@@ -26,7 +27,7 @@ class Node:
         if "PIGPEN_ISA" in os.environ:
             environment["PIGPEN_ISA"] = os.environ["PIGPEN_ISA"]
         self.process = subprocess.Popen(
-            [str(program), "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0",
+            [*prefix, str(program), f"--listen={host}:{port}", "--admin-listen=127.0.0.1:0",
              f"--port-file={self._port_file}", f"--admin-port-file={self._admin_port_file}",
              *options],
             stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment)
@@ -37,7 +38,7 @@ class Node:
             raise RuntimeError("attn-node did not become ready:\n" + "".join(self.lines))
         self.port = int(self._port_file.read_text())
         self.admin_port = int(self._admin_port_file.read_text())
-        self.address = f"127.0.0.1:{self.port}"
+        self.address = f"{host}:{self.port}"
 
     def _read(self):
         for line in self.process.stderr:
