@@ -20,7 +20,7 @@ from node_client import PROGRAM, Client, admin  # noqa: E402
 from node_watch import Watch, slope  # noqa: E402
 
 LONG = os.environ.get("PIGPEN_LONG") == "1"
-ROUNDS = 100 if LONG else 8
+ROUNDS = 250 if LONG else 8  # 250: 10,000 lives of a part, 250 of which end in a death
 SEED = int(os.environ.get("PIGPEN_SOAK_SEED", random.SystemRandom().randrange(1 << 32)))
 # Cycles a round of each client; a dying one ends within its only one.
 CLIENTS = (("good", 16), ("good", 16), ("hog", 1), ("garbage", 6))

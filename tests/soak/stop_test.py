@@ -1,7 +1,7 @@
 """SIGTERM to a node in the middle of work, again and again: it ends with 0 within its time, and
 each call that was in flight was answered, or refused with a status that says why.
 
-PIGPEN_LONG=1: 50 times instead of 5. PIGPEN_SOAK_SEED=N repeats the draws of a run.
+PIGPEN_LONG=1: 100 times instead of 10. PIGPEN_SOAK_SEED=N repeats the draws of a run.
 """
 import collections
 import os
@@ -18,7 +18,7 @@ sys.path.insert(0, str(HERE.parent / "interop"))
 import node_process  # noqa: E402
 from node_client import PROGRAM, Client, Part, attention, grpc, health, np  # noqa: E402
 
-RUNS = 50 if os.environ.get("PIGPEN_LONG") == "1" else 5
+RUNS = 100 if os.environ.get("PIGPEN_LONG") == "1" else 10
 SEED = int(os.environ.get("PIGPEN_SOAK_SEED", random.SystemRandom().randrange(1 << 32)))
 STOP_SECONDS = 15  # drain-timeout, and what settling takes on a busy machine
 STATUS = grpc.StatusCode
