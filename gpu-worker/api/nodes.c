@@ -39,18 +39,19 @@ enum pp_status gw_nodes_check(const char *source, FILE *errors)
     return status;
 }
 
-/* Turns the membership until it has named a node. */
+/* Turns the membership until it has named enough nodes. */
 enum pp_status gw_nodes_list(struct gw_membership *membership, struct pp_transport *transport,
-                             const char *source, uint64_t timeout_us, FILE *errors,
-                             struct gw_members *members_out)
+                             const char *source, uint32_t nodes_min, uint64_t timeout_us,
+                             FILE *errors, struct gw_members *members_out)
 {
+    uint32_t wanted = nodes_min > 0 ? nodes_min : 1;
     uint64_t until_us = pp_clock_now_us(&transport->clock) + timeout_us;
     members_out->count = 0;
     for (;;) {
         char problem[NODES_FAULT_BYTES];
         uint64_t now_us = pp_clock_now_us(&transport->clock);
         uint64_t next_us = gw_membership_tick(membership, now_us);
-        if (gw_membership_take(membership, members_out) && members_out->count > 0) {
+        if (gw_membership_take(membership, members_out) && members_out->count >= wanted) {
             return PP_OK;
         }
         if (gw_interrupt_signal() != 0) {
@@ -58,8 +59,9 @@ enum pp_status gw_nodes_list(struct gw_membership *membership, struct pp_transpo
         }
         if (now_us >= until_us) {
             gw_membership_problem(membership, problem, sizeof(problem));
-            fprintf(errors, "--nodes=%s names no node: %s\n", source,
-                    problem[0] != '\0' ? problem : "the list is empty");
+            fprintf(errors, "--nodes=%s names %u nodes of at least %u: %s\n", source,
+                    members_out->count, wanted,
+                    problem[0] != '\0' ? problem : "the list is too short");
             return PP_UNAVAILABLE;
         }
         uint64_t most_us = now_us + NODES_LOOK_US;

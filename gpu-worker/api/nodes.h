@@ -22,16 +22,17 @@ PP_MUST_USE enum pp_status gw_nodes_parse(const char *text, FILE *errors,
  * with a line on errors. */
 PP_MUST_USE enum pp_status gw_nodes_check(const char *source, FILE *errors);
 
-/* Waits until the membership of `source` has named a node, up to timeout_us, while nobody else
- * polls the transport. PP_UNAVAILABLE with the cause on errors; PP_CANCELLED when interrupted. */
+/* Waits until the membership of `source` has named a node, or nodes_min of them, up to timeout_us,
+ * while nobody else polls the transport. PP_UNAVAILABLE with the cause on errors; PP_CANCELLED when
+ * interrupted. */
 PP_MUST_USE enum pp_status gw_nodes_list(struct gw_membership *membership,
                                          struct pp_transport *transport, const char *source,
-                                         uint64_t timeout_us, FILE *errors,
+                                         uint32_t nodes_min, uint64_t timeout_us, FILE *errors,
                                          struct gw_members *members_out);
 
-/* Waits until all nodes serve, up to timeout_us. After the first second lines on `progress` (NULL:
- * none) tell which are missing and why; at the end each has a line on errors. PP_CANCELLED when
- * interrupted. */
+/* Waits until all nodes serve, or nodes_min of the config, up to timeout_us. After the first second
+ * lines on `progress` (NULL: none) tell which are missing and why; at the end each has a line on
+ * errors. PP_CANCELLED when interrupted. */
 PP_MUST_USE enum pp_status gw_nodes_wait(struct gw_remote *remote,
                                          const struct gw_remote_config *config, uint64_t timeout_us,
                                          FILE *progress, FILE *errors);

@@ -104,6 +104,16 @@ static size_t worker_node_time_options(struct gw_worker_options *options,
          .default_text = "30s",
          .value_name = "TIME",
          .help = "How long to wait at start for nodes that do not serve yet."},
+        {.name = "nodes-min",
+         .kind = PP_OPTION_U64,
+         .target = &options->nodes_min,
+         .group = "Attention nodes",
+         .default_text = "0",
+         .value_name = "N",
+         .max = GW_NODES_MAX,
+         .help =
+             "How many nodes have to be listed and serve at start; others are used once they do. "
+             "0: all that are listed."},
     };
     memcpy(table_out, table, sizeof(table));
     return sizeof(table) / sizeof(table[0]);
@@ -381,9 +391,10 @@ static enum pp_status worker_open_membership(struct gw_worker *worker,
         return status;
     }
     PP_TRY(gw_nodes_list(worker->membership, worker->transport, options->nodes,
-                         options->nodes_wait_us, errors, &members));
+                         (uint32_t)options->nodes_min, options->nodes_wait_us, errors, &members));
     memcpy(config->nodes, members.nodes, sizeof(config->nodes));
     config->node_count = members.count;
+    config->nodes_min = (uint32_t)options->nodes_min;
     config->tick = worker_tick;
     config->tick_context = worker->membership;
     return PP_OK;

@@ -266,6 +266,24 @@ void gw_remote_signal(struct gw_remote *remote)
     }
 }
 
+/* As many as are wanted; the others are tried until they answer. */
+static bool enough_serve(struct gw_remote *remote)
+{
+    uint32_t serving = 0;
+    for (uint32_t i = 0; i < remote->config.node_count; ++i) {
+        serving += remote->nodes[i].serving ? 1 : 0;
+    }
+    if (remote->config.nodes_min == 0 || serving < remote->config.nodes_min) {
+        return false;
+    }
+    for (uint32_t i = 0; i < remote->config.node_count; ++i) {
+        if (!remote->nodes[i].serving) {
+            gw_node_fault_from_engine(&remote->nodes[i], PP_UNAVAILABLE);
+        }
+    }
+    return true;
+}
+
 enum pp_status gw_remote_ready(struct gw_remote *remote, uint64_t timeout_us,
                                gw_remote_waiting_fn *waiting, void *context)
 {
@@ -276,6 +294,9 @@ enum pp_status gw_remote_ready(struct gw_remote *remote, uint64_t timeout_us,
     for (;;) {
         enum pp_status status = gw_node_probe_all(remote, call_us);
         uint64_t now_us = gw_remote_now(remote);
+        if (status == PP_UNAVAILABLE && enough_serve(remote)) {
+            return PP_OK;
+        }
         if (status != PP_UNAVAILABLE || now_us >= deadline_us) {
             return status;
         }

@@ -39,6 +39,7 @@ struct gw_remote_config {
     struct pp_clock clock;
     struct gw_node_address nodes[GW_NODES_MAX];
     uint32_t node_count;
+    uint32_t nodes_min; /* gw_remote_ready is content with so many; 0: all of them */
     enum gw_shard shard;
     uint32_t replicas;          /* of a part, on as many nodes; 0: 1 */
     uint64_t attend_timeout_us; /* 1.5 s: how long a node may be silent before it is lost */
@@ -77,10 +78,11 @@ const struct gw_node_address *gw_remote_node(const struct gw_remote *remote, uin
 /* Nodes in use now. */
 uint32_t gw_remote_nodes_in_use(const struct gw_remote *remote);
 
-/* Waits until every node answers Health, up to timeout_us. Checks protocol and features. While one
- * is missing, `waiting` (may be NULL) is called between the probes; false from it ends the wait:
- * PP_CANCELLED. Else PP_UNAVAILABLE, PP_PROTOCOL, PP_INVALID_ARGUMENT (two addresses lead to one
- * node); gw_remote_missing says which and why. */
+/* Waits until every node, or nodes_min of them, answers Health, up to timeout_us; those that do not
+ * are used once they do. Checks protocol and features. While one is missing, `waiting` (may be
+ * NULL) is called between the probes; false from it ends the wait: PP_CANCELLED. Else
+ * PP_UNAVAILABLE, PP_PROTOCOL, PP_INVALID_ARGUMENT (two addresses lead to one node);
+ * gw_remote_missing says which and why. */
 typedef bool gw_remote_waiting_fn(void *context, uint64_t waited_us);
 PP_MUST_USE enum pp_status gw_remote_ready(struct gw_remote *remote, uint64_t timeout_us,
                                            gw_remote_waiting_fn *waiting, void *context);

@@ -128,6 +128,21 @@ static void a_name_with_another_address_is_another_node(void **state)
     world_free(&world);
 }
 
+static void a_wait_for_some_nodes_leaves_the_others_out_until_they_answer(void **state)
+{
+    (void)state;
+    struct world world = world_new(3);
+    world.remote->config.nodes_min = 2;
+    world.net->nodes[0].down = world.net->nodes[1].down = true;
+    assert_int_equal(gw_remote_ready(world.remote, 500000, NULL, NULL), PP_UNAVAILABLE);
+    world.net->nodes[1].down = false;
+    assert_int_equal(gw_remote_ready(world.remote, 500000, NULL, NULL), PP_OK);
+    assert_int_equal(gw_remote_nodes_in_use(world.remote), 2);
+    world.net->nodes[0].down = false;
+    run_until_in_use(&world, 3);
+    world_free(&world);
+}
+
 static void more_nodes_than_there_is_place_for_are_left_out(void **state)
 {
     (void)state;
@@ -148,6 +163,7 @@ int main(void)
         cmocka_unit_test(a_node_that_joins_is_used_once_it_has_answered),
         cmocka_unit_test(a_node_that_leaves_gets_nothing_new_and_keeps_what_lives),
         cmocka_unit_test(a_name_with_another_address_is_another_node),
+        cmocka_unit_test(a_wait_for_some_nodes_leaves_the_others_out_until_they_answer),
         cmocka_unit_test(more_nodes_than_there_is_place_for_are_left_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
