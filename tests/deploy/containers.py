@@ -14,10 +14,11 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 IMAGE = "localhost/pigpen:test"
 PROJECT = f"pigpen-test-{os.getpid()}"
-NODES = ("node-a", "node-b", "node-c")
+NODES = ("node_1", "node_2", "node_3")
 TEXT = "/usr/share/common-licenses/Artistic"
+# f32: no rounding of K/V on which the likeliest token might turn.
 LONG_ANSWER = {"PIGPEN_PROMPT": "Count from one to one thousand, one number a line.",
-               "PIGPEN_MAX_TOKENS": "400"}
+               "PIGPEN_MAX_TOKENS": "400", "PIGPEN_ESTIMATOR": "exact", "PIGPEN_KV_DTYPE": "f32"}
 PATIENCE_SECONDS = 300
 IMAGE_BYTES_MAX = 220 << 20
 ENVIRONMENT = dict(os.environ, PIGPEN_IMAGE=IMAGE, PIGPEN_PROMPT_FILE=TEXT)
@@ -42,8 +43,11 @@ def compose(*arguments, **keywords):
                *arguments, **keywords)
 
 
-def container(service):
-    return f"{PROJECT}_{service}_1"
+WORKER = "worker_1"
+
+
+def container(name):
+    return f"{PROJECT}_{name}"
 
 
 def inspect(name, form):
@@ -60,24 +64,24 @@ def until(what, condition):
     raise AssertionError(f"not within {PATIENCE_SECONDS} s: {what}")
 
 
-def healthy(service):
-    return podman("healthcheck", "run", container(service), check=False).returncode == 0
+def healthy(node):
+    return podman("healthcheck", "run", container(node), check=False).returncode == 0
 
 
-def attends(service):
+def attends(node):
     """Attends that the node has answered since its start."""
-    done = podman("exec", container(service), "pigpenctl", "stats", "--json", check=False)
+    done = podman("exec", container(node), "pigpenctl", "stats", "--json", check=False)
     if done.returncode != 0:
         return 0
     counters = json.loads(done.stdout)["counters"]
     return counters['pigpen_node_rpc_requests_total{method="AttendStream",code="OK"}']
 
 
-def attending(service):
+def attending(node):
     """Whether the node has attended for the worker, which must still run."""
-    if inspect(container("worker"), "{{.State.Running}}") != "true":
-        raise AssertionError("the worker ended: " + podman("logs", container("worker")).stderr)
-    return attends(service) > 0
+    if inspect(container(WORKER), "{{.State.Running}}") != "true":
+        raise AssertionError("the worker ended: " + podman("logs", container(WORKER)).stderr)
+    return attends(node) > 0
 
 
 def use_limits_of_this_machine():
@@ -147,8 +151,8 @@ class ComposeTest(unittest.TestCase):
             self.assertEqual(left.stdout, "", kind)
 
     def end_of_worker(self):
-        status = int(podman("wait", container("worker")).stdout)
-        logs = podman("logs", container("worker"))
+        status = int(podman("wait", container(WORKER)).stdout)
+        logs = podman("logs", container(WORKER))
         return status, logs.stdout, logs.stderr
 
     def test_three_nodes_become_healthy_and_the_answer_uses_all_of_them(self):
@@ -167,22 +171,34 @@ class ComposeTest(unittest.TestCase):
             parts = podman("exec", container(node), "pigpenctl", "parts").stdout
             self.assertEqual(parts, "0 parts\n", "the worker has closed what it opened")
 
-    def test_killed_node_ends_the_answer_with_an_error_that_names_it(self):
+    def test_a_killed_node_costs_the_answer_nothing_but_time(self):
         self.up(**LONG_ANSWER)
-        until("node-b attends", lambda: attending("node-b"))
-        podman("kill", "--signal", "KILL", container("node-b"))
-        status, _, errors = self.end_of_worker()
-        print(errors.strip().splitlines()[-1])
-        self.assertEqual(status, 1, errors)
-        self.assertRegex(errors, r"node node-b \(node-b:7450\): .*\[\w+\]")
-        for node in ("node-a", "node-c"):
+        status, undisturbed, figures = self.end_of_worker()
+        self.assertEqual(status, 0, figures)
+        podman("rm", container(WORKER))
+        before = attends(NODES[1])
+        compose("up", "-d", "--no-recreate", **LONG_ANSWER)
+        until("node_2 attends again", lambda: attending(NODES[1]) and attends(NODES[1]) > before)
+        podman("kill", "--signal", "KILL", container(NODES[1]))
+        status, answer, errors = self.end_of_worker()
+        self.assertEqual(status, 0, errors)
+        print(next(line for line in errors.splitlines() if "sequence goes on" in line))
+        self.assertEqual(answer, undisturbed, errors)
+        for node in (NODES[0], NODES[2]):
             self.assertTrue(healthy(node), node)
+
+    def test_a_larger_set_is_used_whole(self):
+        self.up(PIGPEN_MAX_TOKENS="4", PIGPEN_NODES="4")
+        status, _, figures = self.end_of_worker()
+        self.assertEqual(status, 0, figures)
+        for node in (*NODES, "node_4"):
+            self.assertGreater(attends(node), 0, node)
 
     def test_stopped_worker_ends_by_the_signal_and_leaves_nothing_on_the_nodes(self):
         self.up(**LONG_ANSWER)
-        until("node-c attends", lambda: attending("node-c"))
-        podman("stop", "-t", "60", container("worker"))
-        self.assertEqual(inspect(container("worker"), "{{.State.ExitCode}}"), "143")
+        until("node_3 attends", lambda: attending(NODES[2]))
+        podman("stop", "-t", "60", container(WORKER))
+        self.assertEqual(inspect(container(WORKER), "{{.State.ExitCode}}"), "143")
         for node in NODES:
             parts = podman("exec", container(node), "pigpenctl", "parts").stdout
             self.assertEqual(parts, "0 parts\n")

@@ -192,12 +192,12 @@ class KubernetesTest(unittest.TestCase):
         self.assertGreaterEqual(self.pod["spec"]["terminationGracePeriodSeconds"],
                                 drain + SHUTDOWN_SECONDS + SPARE_SECONDS)
 
-    def test_worker_names_every_node_by_the_services_name(self):
+    def test_worker_follows_the_addresses_behind_the_services_name(self):
         service = self.service["metadata"]["name"]
         port = self.service["spec"]["ports"][0]["port"]
-        pods = [f"{self.nodes['metadata']['name']}-{i}" for i in range(self.nodes["spec"]["replicas"])]
-        self.assertEqual(option(self.worker["args"], "nodes"),
-                         ",".join(f"{pod}={pod}.{service}:{port}" for pod in pods))
+        self.assertEqual(option(self.worker["args"], "nodes"), f"dns:{service}:{port}")
+        self.assertEqual(option(self.worker["args"], "nodes-min"),
+                         str(self.nodes["spec"]["replicas"]))
 
     def test_nodes_and_worker_ask_each_other_for_certificates_from_their_secrets(self):
         self.assertNotIn("PIGPEN_INSECURE", self.environment)
@@ -237,20 +237,19 @@ class ComposeTest(unittest.TestCase):
         text = (ROOT / "deploy" / "compose.yaml").read_text()
         text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)  # the defaults
         cls.services = yaml.safe_load(text)["services"]
-        cls.nodes = {name: it for name, it in cls.services.items() if name.startswith("node-")}
+        cls.node, cls.worker = cls.services["node"], cls.services["worker"]
 
     def test_three_nodes_have_right_options_a_health_check_and_time_to_drain(self):
-        self.assertEqual(len(self.nodes), 3)
-        for name, node in self.nodes.items():
-            check_config(node["command"], node["environment"])
-            self.assertEqual(node["environment"]["PIGPEN_NODE_NAME"], name)
-            self.assertEqual(node["depends_on"],
-                             {"certificates": {"condition": "service_completed_successfully"}})
-            self.assertEqual(node["healthcheck"]["test"], ["CMD", "pigpenctl", "health"])
-            self.assertGreaterEqual(
-                seconds(node["stop_grace_period"]),
-                seconds(node["environment"]["PIGPEN_DRAIN_TIMEOUT"]) + SHUTDOWN_SECONDS + SPARE_SECONDS)
-            self.assertGreaterEqual(size(node["mem_limit"]), 512 << 20)
+        node = self.node
+        self.assertEqual(node["deploy"], {"mode": "replicated", "replicas": 3})
+        check_config(node["command"], node["environment"])
+        self.assertEqual(node["depends_on"],
+                         {"certificates": {"condition": "service_completed_successfully"}})
+        self.assertEqual(node["healthcheck"]["test"], ["CMD", "pigpenctl", "health"])
+        self.assertGreaterEqual(
+            seconds(node["stop_grace_period"]),
+            seconds(node["environment"]["PIGPEN_DRAIN_TIMEOUT"]) + SHUTDOWN_SECONDS + SPARE_SECONDS)
+        self.assertGreaterEqual(size(node["mem_limit"]), 512 << 20)
 
     def test_services_publish_no_port_and_are_confined(self):
         for name, service in self.services.items():
@@ -263,25 +262,23 @@ class ComposeTest(unittest.TestCase):
         folder = certificates(self)
         maker = self.services["certificates"]
         self.assertEqual(maker["command"], ["pigpen-certificates", "--keep", "/tls"])
-        for service in (*self.nodes.values(), self.services["worker"]):
+        for service in (self.node, self.worker):
             self.assertIn("tls:/tls:ro", service["volumes"])
             self.assertNotIn("PIGPEN_INSECURE", service["environment"])
             for name in ("CERT", "KEY", "CA"):
                 path = service["environment"][f"PIGPEN_TLS_{name}_FILE"]
                 self.assertTrue(pathlib.Path(path.replace("/tls", folder)).is_file(), path)
-        self.assertTrue(names_host(
-            folder, self.services["worker"]["environment"]["PIGPEN_TLS_SERVER_NAME"]))
+        self.assertTrue(names_host(folder, self.worker["environment"]["PIGPEN_TLS_SERVER_NAME"]))
         self.assertFalse(names_host(folder, "another"))
 
-    def test_worker_waits_for_all_nodes_and_names_them(self):
-        worker = self.services["worker"]
+    def test_worker_waits_for_all_nodes_and_follows_the_addresses_behind_their_name(self):
+        worker = self.worker
         check_config(worker["command"], worker.get("environment", {}))
-        self.assertEqual(worker["depends_on"],
-                         {name: {"condition": "service_healthy"} for name in self.nodes})
-        ports = {name: node["environment"]["PIGPEN_LISTEN"].rsplit(":", 1)[1]
-                 for name, node in self.nodes.items()}
-        self.assertEqual(option(worker["command"], "nodes"),
-                         ",".join(f"{name}={name}:{port}" for name, port in ports.items()))
+        self.assertEqual(worker["depends_on"], {"node": {"condition": "service_healthy"}})
+        port = self.node["environment"]["PIGPEN_LISTEN"].rsplit(":", 1)[1]
+        self.assertEqual(option(worker["command"], "nodes"), f"dns:node:{port}")
+        self.assertEqual(option(worker["command"], "nodes-min"),
+                         str(self.node["deploy"]["replicas"]))
         mounted = worker["volumes"][-1].split(":")[1]
         self.assertEqual(option(worker["command"], "model"), mounted)
 
