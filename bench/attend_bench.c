@@ -52,11 +52,15 @@ static const struct pp_option options[] = {
 /* A piece of a sampled or planned attend: some q heads of a group by the index, or a block of rows
  * for the group. */
 struct piece {
-    uint32_t segment; /* of all kv heads' */
+    struct an_index_view view; /* next: the next segment of the same sample */
     uint32_t head, lanes;
-    uint32_t begin, end;
     bool sampled;
-    struct an_accumulator *partials; /* [lanes] */
+};
+
+/* What some heads' sample has so far. */
+struct sample {
+    struct piece *last;
+    uint64_t rows;
 };
 
 static struct run {
@@ -65,11 +69,18 @@ static struct run {
     struct piece *pieces;
     struct an_accumulator *partials, *results; /* results [q head] */
     float *sums;
-    uint32_t piece_count, partial_count;
+    struct sample *samples; /* [q head], of the first of the heads */
+    uint32_t *lots; /* pieces that a thread begins with: a block, or the first of a sample */
+    uint32_t piece_count, partial_count, lot_count;
     uint32_t sampled_segments;
     uint64_t step;               /* of the random numbers */
     double sampled_ns, exact_ns; /* predicted, of one thread */
 } run;
+
+static uint64_t held_first(const struct bench_layer *layer, uint32_t segment)
+{
+    return (uint64_t)(segment % layer->segments_a_head) * PP_SEGMENT_TOKENS_MAX;
+}
 
 static struct an_index_query query_of(const struct bench_layer *layer, uint64_t head,
                                       uint32_t lanes, uint32_t segment)
@@ -80,42 +91,64 @@ static struct an_index_query query_of(const struct bench_layer *layer, uint64_t 
         .q = layer->q + head * dim,
         .q_scaled = layer->q_scaled + head * dim,
         .codes = run.codes + head * layer->params.estimator.l,
-        .draw = {.seed = pp_rng_at(run.step, head),
-                 .first = (uint64_t)(segment % layer->segments_a_head) * PP_SEGMENT_TOKENS_MAX},
+        .draw = {.seed = pp_rng_at(run.step, head), .first = held_first(layer, segment)},
         .rows_share = layer->params.estimator.rows_share,
     };
 }
 
-static void run_piece(void *context, uint64_t index, uint32_t thread)
+static void run_lot(void *context, uint64_t index, uint32_t thread)
 {
     struct bench_layer *layer = context;
-    const struct piece *piece = &run.pieces[index];
-    const struct bench_segment *segment = &layer->segments[piece->segment];
-    for (uint32_t i = 0; i < piece->lanes; ++i) {
-        an_accumulator_clear(&piece->partials[i], layer->shape.head_dim);
+    struct piece *piece = &run.pieces[run.lots[index]];
+    for (const struct an_index_view *view = &piece->view; view != NULL; view = view->next) {
+        for (uint32_t i = 0; i < piece->lanes; ++i) {
+            an_accumulator_clear(&view->accumulators[i], layer->shape.head_dim);
+        }
     }
     if (piece->sampled) {
-        struct an_index_query query = query_of(layer, piece->head, piece->lanes, piece->segment);
-        an_index_attend(segment->index, &layer->params, &segment->rows, 0, segment->tokens, &query,
-                        layer->scratch[thread], piece->partials);
+        struct an_index_query query = query_of(layer, piece->head, piece->lanes, 0);
+        an_index_attend_views(&layer->params, &piece->view, &query, layer->scratch[thread]);
     } else {
         const float *q = layer->q_scaled + (uint64_t)piece->head * layer->shape.head_dim;
-        an_kernels_get()->attend_exact(&segment->rows, piece->begin, piece->end, q, piece->lanes,
-                                       piece->partials);
+        an_kernels_get()->attend_exact(&piece->view.rows, piece->view.begin, piece->view.end, q,
+                                       piece->lanes, piece->view.accumulators);
     }
 }
 
-static void add_piece(uint32_t segment, uint32_t head, uint32_t lanes, uint32_t begin, uint32_t end,
-                      bool sampled)
+static struct piece *add_piece(const struct bench_layer *layer, uint32_t segment, uint32_t head,
+                               uint32_t lanes, uint32_t begin, uint32_t end)
 {
-    run.pieces[run.piece_count++] = (struct piece){.segment = segment,
-                                                   .head = head,
-                                                   .lanes = lanes,
-                                                   .begin = begin,
-                                                   .end = end,
-                                                   .sampled = sampled,
-                                                   .partials = run.partials + run.partial_count};
+    struct piece *piece = &run.pieces[run.piece_count++];
+    *piece = (struct piece){.view = {.index = layer->segments[segment].index,
+                                     .rows = layer->segments[segment].rows,
+                                     .begin = begin,
+                                     .end = end,
+                                     .first = held_first(layer, segment),
+                                     .accumulators = run.partials + run.partial_count},
+                            .head = head,
+                            .lanes = lanes};
     run.partial_count += lanes;
+    return piece;
+}
+
+/* A piece that is sampled: of the sample of the same heads' last segment while that has room. */
+static void add_sampled(const struct bench_layer *layer, uint32_t segment, uint32_t head,
+                        uint32_t lanes)
+{
+    uint32_t tokens = layer->segments[segment].tokens;
+    struct piece *piece = add_piece(layer, segment, head, lanes, 0, tokens);
+    uint64_t most = an_index_rows_at_once(&layer->params, lanes, layer->segments[0].tokens);
+    uint64_t rows = an_index_view_rows(0, tokens);
+    struct sample *sample = &run.samples[head];
+    piece->sampled = true;
+    if (sample->last != NULL && sample->rows + rows <= most) {
+        sample->last->view.next = &piece->view;
+        sample->rows += rows;
+    } else {
+        run.lots[run.lot_count++] = run.piece_count - 1;
+        sample->rows = rows;
+    }
+    sample->last = piece;
 }
 
 /* The pieces of one kv head and segment. */
@@ -130,6 +163,7 @@ static void plan_segment(const struct bench_layer *layer, uint32_t index)
         .count = group,
         .codes = run.codes + (uint64_t)head * layer->params.estimator.l,
         .rows_share = layer->params.estimator.rows_share,
+        .sample_rows = layer->tokens,
     };
     bool pays = an_index_pays(segment->index, &layer->params, &segment->rows, 0, segment->tokens,
                               &lanes, &costs);
@@ -139,11 +173,12 @@ static void plan_segment(const struct bench_layer *layer, uint32_t index)
     run.sampled_segments += sampled;
     uint32_t step = an_index_heads_at_once(&layer->params, group);
     for (uint32_t g = 0; g < group && sampled; g += step) {
-        add_piece(index, head + g, group - g < step ? group - g : step, 0, segment->tokens, true);
+        add_sampled(layer, index, head + g, group - g < step ? group - g : step);
     }
     for (uint32_t at = 0; at < segment->tokens && !sampled; at += layer->piece_tokens) {
         uint32_t end = at + layer->piece_tokens;
-        add_piece(index, head, group, at, end < segment->tokens ? end : segment->tokens, false);
+        add_piece(layer, index, head, group, at, end < segment->tokens ? end : segment->tokens);
+        run.lots[run.lot_count++] = run.piece_count - 1;
     }
 }
 
@@ -154,19 +189,20 @@ static void planned_attend(struct bench_layer *layer)
         pp_hash_queries(layer->params.hash, layer->q, layer->shape.q_heads, run.codes);
     }
     ++run.step;
-    run.piece_count = run.partial_count = run.sampled_segments = 0;
+    run.piece_count = run.partial_count = run.lot_count = run.sampled_segments = 0;
     run.sampled_ns = run.exact_ns = 0.0;
+    memset(run.samples, 0, layer->shape.q_heads * sizeof(*run.samples));
     for (uint32_t i = 0; i < layer->shape.kv_heads * layer->segments_a_head; ++i) {
         plan_segment(layer, i);
     }
-    pp_team_for(layer->threads, run.piece_count, run_piece, layer);
+    pp_team_for(layer->threads, run.lot_count, run_lot, layer);
     for (uint32_t h = 0; h < layer->shape.q_heads; ++h) {
         an_accumulator_clear(&run.results[h], layer->shape.head_dim);
     }
     for (uint32_t i = 0; i < run.piece_count; ++i) {
         const struct piece *piece = &run.pieces[i];
         for (uint32_t j = 0; j < piece->lanes; ++j) {
-            an_accumulator_merge(&run.results[piece->head + j], &piece->partials[j],
+            an_accumulator_merge(&run.results[piece->head + j], &piece->view.accumulators[j],
                                  layer->shape.head_dim);
         }
     }
@@ -192,9 +228,12 @@ static enum pp_status run_make(struct bench_layer *layer)
     uint32_t count = partials + layer->shape.q_heads;
     run.codes = calloc(layer->shape.q_heads * (uint64_t)layer->params.estimator.l + 1, 2);
     run.pieces = calloc(partials, sizeof(*run.pieces));
+    run.lots = calloc(partials, sizeof(*run.lots));
+    run.samples = calloc(layer->shape.q_heads, sizeof(*run.samples));
     run.partials = calloc(count, sizeof(*run.partials));
     run.sums = calloc(count * 2ull * dim, sizeof(*run.sums));
-    if (run.codes == NULL || run.pieces == NULL || run.partials == NULL || run.sums == NULL) {
+    if (run.codes == NULL || run.pieces == NULL || run.lots == NULL || run.samples == NULL ||
+        run.partials == NULL || run.sums == NULL) {
         return PP_MEMORY;
     }
     for (uint32_t i = 0; i < count; ++i) {
@@ -209,6 +248,8 @@ static void run_free(void)
 {
     free(run.codes);
     free(run.pieces);
+    free(run.lots);
+    free(run.samples);
     free(run.partials);
     free(run.sums);
 }

@@ -272,7 +272,8 @@ static uint64_t indexed_tokens(const struct an_task *task)
 static void set_budget(struct an_task *task)
 {
     const struct pp_estimator *budget = budget_of(task);
-    float tokens = (float)indexed_tokens(task);
+    task->indexed = indexed_tokens(task);
+    float tokens = (float)task->indexed;
     float share = budget->rows_share;
     if (budget->rows > 0) {
         share = tokens > (float)budget->rows ? (float)budget->rows / tokens : 1.0f;

@@ -47,7 +47,8 @@ struct an_task {
     uint32_t group, q_heads, dim;
     uint32_t lane_begin; /* lane of (kv head, row, g): lane_begin + (kv * rows + row) * group + g */
     bool sampled;        /* indexed views may be sampled */
-    float rows_share;    /* sketch: of the rows of indexed views; with a target: at first */
+    uint64_t indexed;    /* held tokens of indexed views */
+    float rows_share;    /* sketch: of these; with a target: at first */
     float target;        /* relative error to be within; 0: none */
     float share_max;     /* rows_share grows up to here for it */
     bool failed;
@@ -69,19 +70,22 @@ enum an_piece_kind {
 
 struct an_piece {
     const struct an_segment *segment; /* NULL: the tail's rows */
-    struct an_rows rows;
-    uint32_t begin, end; /* of rows */
-    uint32_t unit;
+    struct an_index_view view; /* rows and sums; sampled: what the index is told, linked to the next
+                                  piece of the sample, rows_read [bitmap_words] */
+    uint32_t unit, turn;       /* of the plan */
     uint32_t lane_begin, lane_count;
-    uint32_t accumulator_begin;
     enum an_piece_kind kind;
-    bool drawn;          /* of a view that its lanes sample */
-    uint64_t held_first; /* held index that row 0 has, or would have */
-    uint64_t *rows_read; /* sampled: [bitmap_words], of the segment's rows; out */
+    bool drawn; /* of a view that its lanes sample */
     uint32_t bitmap_words;
     /* The rows of the same q row's heads before this one, NULL for the first: in the plan they come
      * just before; those of the wave before are in `carried`. */
     const uint64_t *rows_before;
+};
+
+/* What one thread does at a time: a piece, or the pieces of the views that make one sample. */
+struct an_lot {
+    uint32_t piece, last; /* of the wave; those between are linked by their views */
+    uint64_t rows;        /* of a sample, as the index counts them */
 };
 
 enum an_lane_next {
@@ -132,6 +136,8 @@ struct an_attend {
     /* of a wave */
     struct an_piece pieces[AN_PIECES_MAX];
     uint32_t piece_count;
+    struct an_lot lots[AN_PIECES_MAX];
+    uint32_t lot_count;
     struct an_accumulator accumulators[AN_PIECE_LANES_MAX];
     uint32_t accumulator_count;
     float *piece_floats; /* [AN_PIECE_FLOATS] */
@@ -145,17 +151,23 @@ enum an_walk {
     AN_WALK_FALL_BACK, /* sampled views, of lanes whose sample was empty */
 };
 
-/* Where the plan is: `lane` is the unit's next lane that the stretch has not had, `row` the next
- * row of a stretch that goes in blocks. Zeroed: before the first piece. */
+/* Where the plan is. A unit has turns: 0 is the stretches that are read exactly, for all lanes; the
+ * others are its q rows, each over the stretches that are sampled. `lane` is the turn's next lane
+ * that the stretch has not had, `row` the next row of a stretch that goes in blocks. Zeroed: before
+ * the first piece. */
 struct an_cursor {
-    uint32_t unit, stretch, lane;
+    uint32_t unit, turn, stretch;
+    uint32_t lane, lane_begin, lane_end; /* of the unit's lanes, the turn's */
     uint32_t row;
+    bool begun; /* the unit */
     bool row_set;
     bool chosen, sampled; /* whether the unit samples the stretch */
     enum an_walk walk;
 };
 
-/* The next piece of the batch, without its place in the wave; false when there is none. */
+/* The next piece of the batch, without its place in the wave; false when there is none. The first
+ * walk also counts the units' sampled tokens. A copy of the cursor goes on from where it was taken.
+ */
 bool an_plan_next(struct an_attend *attend, struct an_cursor *cursor, struct an_piece *piece);
 
 /* Reads and checks q, copies or makes the signatures of the batch's lanes. */

@@ -16,20 +16,21 @@
 static void place_bitmap(struct an_attend *attend, const struct an_task *task,
                          struct an_piece *piece)
 {
-    piece->rows_read = attend->bitmaps + attend->bitmap_words_used;
+    piece->view.rows_read = attend->bitmaps + attend->bitmap_words_used;
     attend->bitmap_words_used += piece->bitmap_words;
     piece->rows_before = NULL;
     if ((piece->lane_begin - task->lane_begin) % task->group != 0) {
         uint32_t count = attend->piece_count;
-        piece->rows_before = count > 0 ? attend->pieces[count - 1].rows_read : attend->carried;
+        piece->rows_before = count > 0 ? attend->pieces[count - 1].view.rows_read : attend->carried;
     }
 }
 
-/* Memory for a piece's sums and bitmap; false when the wave is full. */
+/* Memory for a piece's sums and bitmap; false when the wave is full. Less than a wave holds is
+ * enough for any piece. */
 static bool place_piece(struct an_attend *attend, struct an_piece *piece)
 {
     const struct an_task *task = &attend->tasks[attend->units[piece->unit].task];
-    piece->bitmap_words = piece->kind == AN_PIECE_SAMPLED ? (piece->end + 63u) / 64u : 0;
+    piece->bitmap_words = piece->kind == AN_PIECE_SAMPLED ? (piece->view.end + 63u) / 64u : 0;
     uint32_t floats_each = task->dim * (task->sampled ? 2u : 1u);
     uint32_t floats = floats_each * piece->lane_count;
     if (floats > AN_PIECE_FLOATS - attend->piece_floats_used ||
@@ -40,7 +41,7 @@ static bool place_piece(struct an_attend *attend, struct an_piece *piece)
     if (piece->kind == AN_PIECE_SAMPLED) {
         place_bitmap(attend, task, piece);
     }
-    piece->accumulator_begin = attend->accumulator_count;
+    piece->view.accumulators = &attend->accumulators[attend->accumulator_count];
     for (uint32_t i = 0; i < piece->lane_count; i++) {
         float *memory = attend->piece_floats + attend->piece_floats_used;
         struct an_accumulator *sum = &attend->accumulators[attend->accumulator_count++];
@@ -65,55 +66,62 @@ static struct an_index_draw draw_of(const struct an_attend *attend, const struct
     uint64_t layer = (uint64_t)(task->layer - task->part->layers);
     uint64_t head = task->part->spec.kv_head_begin + unit->kv_head;
     return (struct an_index_draw){.seed = pp_rng_at(seed, layer << 32 | head),
-                                  .first = piece->held_first};
+                                  .first = piece->view.first};
 }
 
-static void sample_piece(struct an_attend *attend, struct an_piece *piece, uint32_t thread,
-                         struct an_accumulator *sums)
+/* All views of a lot by their index. */
+static void sample_lot(struct an_attend *attend, struct an_piece *first, uint32_t thread)
 {
-    uint32_t kv_head = attend->units[piece->unit].kv_head;
-    uint32_t q_at = attend->lane_q[piece->lane_begin];
+    uint32_t q_at = attend->lane_q[first->lane_begin];
     struct an_index_query query = {
-        .heads = piece->lane_count,
+        .heads = first->lane_count,
         .q = attend->q + q_at,
         .q_scaled = attend->q_scaled + q_at,
-        .codes = attend->codes + attend->lane_code[piece->lane_begin],
-        .draw = draw_of(attend, piece),
-        .rows_share = attend->lanes[piece->lane_begin].rows_share,
-        .rows_read = piece->rows_read,
+        .codes = attend->codes + attend->lane_code[first->lane_begin],
+        .draw = draw_of(attend, first),
+        .rows_share = attend->lanes[first->lane_begin].rows_share,
     };
-    memset(piece->rows_read, 0, piece->bitmap_words * sizeof(uint64_t));
-    an_index_attend(piece->segment->index[kv_head], &piece->segment->params->index, &piece->rows,
-                    piece->begin, piece->end, &query,
-                    attend->query_scratch + thread * attend->query_scratch_bytes, sums);
+    for (struct an_index_view *view = &first->view; view != NULL; view = view->next) {
+        memset(view->rows_read, 0, (view->end + 63u) / 64u * sizeof(uint64_t));
+    }
+    an_index_attend_views(&first->segment->params->index, &first->view, &query,
+                          attend->query_scratch + thread * attend->query_scratch_bytes);
 }
 
-static void run_piece(void *context, uint64_t index, uint32_t thread)
+static void clear_lot(struct an_attend *attend, const struct an_piece *first)
+{
+    uint32_t dim = attend->tasks[attend->units[first->unit].task].dim;
+    for (const struct an_index_view *view = &first->view; view != NULL; view = view->next) {
+        for (uint32_t i = 0; i < first->lane_count; i++) {
+            an_accumulator_clear(&view->accumulators[i], dim);
+        }
+    }
+}
+
+static void run_lot(void *context, uint64_t index, uint32_t thread)
 {
     struct an_attend *attend = context;
-    struct an_piece *piece = &attend->pieces[index];
+    struct an_piece *piece = &attend->pieces[attend->lots[index].piece];
     const struct an_unit *unit = &attend->units[piece->unit];
-    struct an_accumulator *sums = &attend->accumulators[piece->accumulator_begin];
+    struct an_accumulator *sums = piece->view.accumulators;
     const float *q_scaled = attend->q_scaled + attend->lane_q[piece->lane_begin];
-    for (uint32_t i = 0; i < piece->lane_count; i++) {
-        an_accumulator_clear(&sums[i], attend->tasks[unit->task].dim);
-    }
+    clear_lot(attend, piece);
     if (an_attend_late(attend)) {
         return;
     }
     struct an_index_draw draw;
     switch (piece->kind) {
     case AN_PIECE_EXACT:
-        attend->kernels->attend_exact(&piece->rows, piece->begin, piece->end, q_scaled,
-                                      piece->lane_count, sums);
+        attend->kernels->attend_exact(&piece->view.rows, piece->view.begin, piece->view.end,
+                                      q_scaled, piece->lane_count, sums);
         break;
     case AN_PIECE_SAMPLED:
-        sample_piece(attend, piece, thread, sums);
+        sample_lot(attend, piece, thread);
         break;
     case AN_PIECE_UNIFORM:
         draw = draw_of(attend, piece);
-        an_uniform_attend(&piece->rows, piece->begin, piece->end, unit->sampled_tokens, &draw,
-                          q_scaled, piece->lane_count, sums);
+        an_uniform_attend(&piece->view.rows, piece->view.begin, piece->view.end,
+                          unit->sampled_tokens, &draw, q_scaled, piece->lane_count, sums);
         break;
     }
 }
@@ -125,8 +133,8 @@ static uint64_t merge_bitmap(const struct an_piece *piece)
     uint64_t added = 0;
     for (uint32_t i = 0; i < piece->bitmap_words; i++) {
         uint64_t before = piece->rows_before != NULL ? piece->rows_before[i] : 0;
-        added += (uint64_t)__builtin_popcountll(piece->rows_read[i] & ~before);
-        piece->rows_read[i] |= before;
+        added += (uint64_t)__builtin_popcountll(piece->view.rows_read[i] & ~before);
+        piece->view.rows_read[i] |= before;
     }
     return added;
 }
@@ -142,7 +150,7 @@ static void merge_unit(void *context, uint64_t index, uint32_t thread)
         const struct an_piece *piece = &attend->pieces[i];
         for (uint32_t j = 0; j < piece->lane_count; j++) {
             struct an_lane *lane = &attend->lanes[piece->lane_begin + j];
-            const struct an_accumulator *sum = &attend->accumulators[piece->accumulator_begin + j];
+            const struct an_accumulator *sum = &piece->view.accumulators[j];
             bool apart = piece->drawn && task->target > 0.0f;
             an_accumulator_merge(apart ? &lane->drawn : &lane->sum, sum, task->dim);
             lane->sampled_rows += piece->kind != AN_PIECE_EXACT ? sum->keys_read : 0;
@@ -171,32 +179,119 @@ static void run_wave(struct an_attend *attend)
         }
         unit->piece_end = i + 1;
         const struct an_piece *piece = &attend->pieces[i];
-        bytes += (piece->end - piece->begin) * piece->rows.row_bytes;
+        bytes += (piece->view.end - piece->view.begin) * piece->view.rows.row_bytes;
     }
     uint64_t merge_bytes = attend->piece_floats_used * sizeof(float);
-    pp_team_for(threads_for(attend, bytes), attend->piece_count, run_piece, attend);
+    pp_team_for(threads_for(attend, bytes), attend->lot_count, run_lot, attend);
     pp_team_for(threads_for(attend, merge_bytes), attend->unit_count, merge_unit, attend);
     const struct an_piece *last = &attend->pieces[attend->piece_count - 1];
     if (last->kind == AN_PIECE_SAMPLED) {
-        memcpy(attend->carried, last->rows_read, last->bitmap_words * sizeof(uint64_t));
+        memcpy(attend->carried, last->view.rows_read, last->bitmap_words * sizeof(uint64_t));
     }
     attend->piece_count = 0;
+    attend->lot_count = 0;
     attend->accumulator_count = 0;
     attend->piece_floats_used = 0;
     attend->bitmap_words_used = 0;
 }
 
+/* Whether the piece goes on with the sample of the wave's last one. */
+static bool goes_on(const struct an_attend *attend, const struct an_piece *piece)
+{
+    if (attend->piece_count == 0 || piece->kind != AN_PIECE_SAMPLED) {
+        return false;
+    }
+    const struct an_piece *last = &attend->pieces[attend->piece_count - 1];
+    return last->kind == piece->kind && last->unit == piece->unit && last->turn == piece->turn;
+}
+
+/* The lot of the same heads that the piece's rows still fit into; NULL: it is one of its own. */
+static struct an_lot *find_lot(struct an_attend *attend, const struct an_piece *piece,
+                               uint64_t rows)
+{
+    uint64_t most = an_index_rows_at_once(&piece->segment->params->index, piece->lane_count,
+                                          PP_SEGMENT_TOKENS_MAX);
+    for (uint32_t i = attend->lot_count; i > 0; i--) {
+        struct an_lot *lot = &attend->lots[i - 1];
+        const struct an_piece *other = &attend->pieces[lot->piece];
+        if (other->turn != piece->turn || other->unit != piece->unit ||
+            other->lane_begin == piece->lane_begin) {
+            return other->lane_begin == piece->lane_begin && lot->rows + rows <= most ? lot : NULL;
+        }
+    }
+    return NULL;
+}
+
+/* Takes a piece that has its place into the wave. */
+static void add_piece(struct an_attend *attend, const struct an_piece *piece)
+{
+    uint32_t index = attend->piece_count;
+    uint64_t rows = an_index_view_rows(piece->view.begin, piece->view.end);
+    struct an_lot *lot = goes_on(attend, piece) ? find_lot(attend, piece, rows) : NULL;
+    attend->pieces[index] = *piece;
+    attend->pieces[index].view.next = NULL;
+    attend->piece_count++;
+    if (lot == NULL) {
+        attend->lots[attend->lot_count++] =
+            (struct an_lot){.piece = index, .last = index, .rows = rows};
+        return;
+    }
+    attend->pieces[lot->last].view.next = &attend->pieces[index].view;
+    lot->last = index;
+    lot->rows += rows;
+}
+
+/* How full a wave was before a sample, and where the plan was. */
+struct mark {
+    struct an_cursor cursor;
+    uint32_t pieces, lots, accumulators, floats, bitmap_words;
+};
+
+static struct mark mark_here(const struct an_attend *attend, const struct an_cursor *cursor)
+{
+    return (struct mark){.cursor = *cursor,
+                         .pieces = attend->piece_count,
+                         .lots = attend->lot_count,
+                         .accumulators = attend->accumulator_count,
+                         .floats = attend->piece_floats_used,
+                         .bitmap_words = attend->bitmap_words_used};
+}
+
+static void go_back(struct an_attend *attend, const struct mark *mark)
+{
+    attend->piece_count = mark->pieces;
+    attend->lot_count = mark->lots;
+    attend->accumulator_count = mark->accumulators;
+    attend->piece_floats_used = mark->floats;
+    attend->bitmap_words_used = mark->bitmap_words;
+}
+
+/* A sample that does not fit into what is left of a wave begins the next one; where it is more than
+ * a wave it is two samples. */
 static void run_plan(struct an_attend *attend, enum an_walk walk)
 {
     struct an_cursor cursor = {.walk = walk};
+    struct mark mark = mark_here(attend, &cursor);
     struct an_piece piece = {0};
-    while (!an_attend_late(attend) && an_plan_next(attend, &cursor, &piece)) {
-        if (attend->piece_count == AN_PIECES_MAX || !place_piece(attend, &piece)) {
-            run_wave(attend);
-            bool placed = place_piece(attend, &piece);
-            PP_ASSERT(placed);
+    for (;;) {
+        struct an_cursor before = cursor;
+        if (an_attend_late(attend) || !an_plan_next(attend, &cursor, &piece)) {
+            break;
         }
-        attend->pieces[attend->piece_count++] = piece;
+        if (!goes_on(attend, &piece)) {
+            mark = mark_here(attend, &before);
+        }
+        if (attend->piece_count < AN_PIECES_MAX && place_piece(attend, &piece)) {
+            add_piece(attend, &piece);
+            continue;
+        }
+        cursor = before;
+        if (mark.pieces > 0) {
+            go_back(attend, &mark);
+            cursor = mark.cursor;
+        }
+        PP_ASSERT(attend->piece_count > 0);
+        run_wave(attend);
     }
     if (attend->piece_count > 0) {
         run_wave(attend);

@@ -3,6 +3,8 @@
  */
 #include "attn-node/index/index.h"
 
+#include <stddef.h>
+
 #include "attn-node/index/lsh.h"
 #include "attn-node/index/sketch.h"
 
@@ -60,18 +62,45 @@ uint64_t an_index_query_scratch_bytes(const struct an_index_params *params, uint
                                                : an_lsh_query_scratch_bytes(params, tokens);
 }
 
+uint32_t an_index_view_rows(uint32_t begin, uint32_t end)
+{
+    return an_sketch_view_rows(begin, end);
+}
+
+uint64_t an_index_rows_at_once(const struct an_index_params *params, uint32_t heads,
+                               uint32_t tokens)
+{
+    return params->estimator.kind == PP_SKETCH ? an_sketch_rows_at_once(heads, tokens) : 0;
+}
+
+void an_index_attend_views(const struct an_index_params *params, struct an_index_view *views,
+                           const struct an_index_query *query, void *scratch)
+{
+    if (params->estimator.kind == PP_SKETCH) {
+        an_sketch_attend(params, views, query, scratch);
+        return;
+    }
+    struct an_index_query own = *query;
+    for (const struct an_index_view *view = views; view != NULL; view = view->next) {
+        own.rows_read = view->rows_read;
+        an_lsh_attend((const struct an_lsh *)view->index, params, &view->rows, view->begin,
+                      view->end, &own, scratch, view->accumulators);
+    }
+}
+
 void an_index_attend(const struct an_index *index, const struct an_index_params *params,
                      const struct an_rows *rows, uint32_t begin, uint32_t end,
                      const struct an_index_query *query, void *scratch,
                      struct an_accumulator *accumulators)
 {
-    if (params->estimator.kind == PP_SKETCH) {
-        an_sketch_attend((const struct an_sketch *)index, params, rows, begin, end, query, scratch,
-                         accumulators);
-    } else {
-        an_lsh_attend((const struct an_lsh *)index, params, rows, begin, end, query, scratch,
-                      accumulators);
-    }
+    struct an_index_view view = {.index = index,
+                                 .rows = *rows,
+                                 .begin = begin,
+                                 .end = end,
+                                 .first = query->draw.first,
+                                 .rows_read = query->rows_read,
+                                 .accumulators = accumulators};
+    an_index_attend_views(params, &view, query, scratch);
 }
 
 bool an_index_pays(const struct an_index *index, const struct an_index_params *params,
@@ -80,7 +109,7 @@ bool an_index_pays(const struct an_index *index, const struct an_index_params *p
 {
     if (params->estimator.kind == PP_SKETCH) {
         return an_sketch_pays((const struct an_sketch *)index, rows, begin, end, lanes->group,
-                              lanes->count, lanes->rows_share, costs_out);
+                              lanes->count, lanes->rows_share, lanes->sample_rows, costs_out);
     }
     return an_lsh_pays((const struct an_lsh *)index, params, rows, begin, end, lanes->count,
                        lanes->codes, costs_out);

@@ -28,6 +28,8 @@ struct an_index_params {
 
 struct an_index; /* of one segment and kv head */
 
+#define AN_INDEX_HEADS_MAX 16u /* of a query */
+
 /* Memory an index of `tokens` rows takes, and a build's scratch, in bytes: reserved at append. */
 uint64_t an_index_bytes(const struct an_index_params *params, uint32_t dim, uint32_t tokens);
 uint64_t an_index_scratch_bytes(const struct an_index_params *params, uint32_t dim, uint32_t tokens,
@@ -52,25 +54,53 @@ struct an_index_draw {
 
 /* Heads of one q row's group that are sampled together. */
 struct an_index_query {
-    uint32_t heads;        /* 1 to an_index_heads_at_once */
-    const float *q;        /* [heads][dim] f32, not scaled: the cosine needs it plain */
-    const float *q_scaled; /* [heads][dim] f32, times scale: the scores */
-    const uint16_t *codes; /* lsh: [heads][l] */
-    struct an_index_draw draw;
+    uint32_t heads;            /* 1 to an_index_heads_at_once */
+    const float *q;            /* [heads][dim] f32, not scaled: the cosine needs it plain */
+    const float *q_scaled;     /* [heads][dim] f32, times scale: the scores */
+    const uint16_t *codes;     /* lsh: [heads][l] */
+    struct an_index_draw draw; /* first: where there is one view */
     float rows_share;    /* sketch: the rows that are read, in expectation, of those asked for */
-    uint64_t *rows_read; /* attend: bits of the rows read are set, others stay; word i / 64, bit
-                            i % 64 for row i, [(end + 63) / 64] words; NULL: not wanted */
+    uint64_t *rows_read; /* where there is one view: as a view's */
+};
+
+/* A weight as its log in 1/128 octave: of the centre, and how far above that; apart, since scores
+ * may be large. log is -INFINITY where there is none. */
+struct an_index_mass {
+    double centre, log;
+};
+
+/* Rows [begin, end) of a segment: what a sequence has of it. Several views make one sample. */
+struct an_index_view {
+    const struct an_index *index;
+    struct an_rows rows;
+    uint32_t begin, end;
+    uint64_t first;      /* held index of row 0: of the draw */
+    uint64_t *rows_read; /* bits of the rows read are set, others stay; word i / 64, bit i % 64 for
+                            row i, [(end + 63) / 64] words; NULL: not wanted */
+    struct an_accumulator *accumulators;             /* [heads] */
+    struct an_index_view *next;                      /* NULL: the last */
+    struct an_index_mass masses[AN_INDEX_HEADS_MAX]; /* of the call: the heads' weights by codes */
 };
 
 /* How many heads of a group one call is best given: all of them where they share a sample; one for
  * lsh, whose heads sample each for itself and spread better over threads. */
 uint32_t an_index_heads_at_once(const struct an_index_params *params, uint32_t group);
 
-/* Samples among the rows [begin, end) of the segment (a view may cut it) and attends the sample:
- * adds to accumulators [heads] (with error sums, for sketch), whose keys_read say what each head
- * read; a head that read nothing had an empty sample (law 2: the caller answers it otherwise).
- * scratch [an_index_query_scratch_bytes] is the calling thread's. */
+/* Samples among the rows of the views and attends the sample: adds to each view's accumulators
+ * [heads] (with error sums, for sketch), whose keys_read say what each head read; a head that read
+ * nothing had an empty sample (law 2: the caller answers it otherwise). Views of a sketch are one
+ * sample: a view has of the budget what its rows weigh, not what they are. scratch
+ * [an_index_query_scratch_bytes of the longest segment] is the calling thread's. */
 uint64_t an_index_query_scratch_bytes(const struct an_index_params *params, uint32_t tokens);
+void an_index_attend_views(const struct an_index_params *params, struct an_index_view *views,
+                           const struct an_index_query *query, void *scratch);
+/* Rows that the views of one call may have together, each view's counted by an_index_view_rows, for
+ * so many heads and scratch for `tokens`; a single view may always be one. */
+uint64_t an_index_rows_at_once(const struct an_index_params *params, uint32_t heads,
+                               uint32_t tokens);
+uint32_t an_index_view_rows(uint32_t begin, uint32_t end);
+
+/* The same of one view: the rows [begin, end) of a segment. */
 void an_index_attend(const struct an_index *index, const struct an_index_params *params,
                      const struct an_rows *rows, uint32_t begin, uint32_t end,
                      const struct an_index_query *query, void *scratch,
@@ -87,6 +117,7 @@ struct an_index_lanes {
     uint32_t group, count;
     const uint16_t *codes;
     float rows_share;
+    uint64_t sample_rows; /* sketch: rows of all views that would be one sample with these */
 };
 bool an_index_pays(const struct an_index *index, const struct an_index_params *params,
                    const struct an_rows *rows, uint32_t begin, uint32_t end,

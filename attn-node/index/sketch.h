@@ -35,22 +35,26 @@ void an_sketch_build(const struct an_index_params *params, const struct an_rows 
                      void *scratch);
 uint32_t an_sketch_heads_at_once(uint32_t group);
 uint64_t an_sketch_query_scratch_bytes(uint32_t tokens);
-void an_sketch_attend(const struct an_sketch *sketch, const struct an_index_params *params,
-                      const struct an_rows *rows, uint32_t begin, uint32_t end,
-                      const struct an_index_query *query, void *scratch,
-                      struct an_accumulator *accumulators);
+uint32_t an_sketch_view_rows(uint32_t begin, uint32_t end);
+uint64_t an_sketch_rows_at_once(uint32_t heads, uint32_t tokens);
+void an_sketch_attend(const struct an_index_params *params, struct an_index_view *views,
+                      const struct an_index_query *query, void *scratch);
 bool an_sketch_pays(const struct an_sketch *sketch, const struct an_rows *rows, uint32_t begin,
                     uint32_t end, uint32_t group, uint32_t lanes, float rows_share,
-                    struct an_index_costs *costs_out);
+                    uint64_t sample_rows, struct an_index_costs *costs_out);
 uint32_t an_sketch_sample(const struct an_sketch *sketch, const struct an_index_params *params,
                           uint32_t begin, uint32_t end, const struct an_index_query *query,
                           void *scratch, uint16_t *ids_out, float *log_u_out);
 
-/* log g of the rows [begin, end), begin < end, in 1/128 octave: u = min(1, 2^((log g + shift) /
- * 128)) for the shift that makes the budget; AN_SKETCH_NONE where a row is read for certain. In
- * scratch (an_sketch_query_scratch_bytes). For tuning. */
-const int16_t *an_sketch_logs(const struct an_sketch *sketch, const struct an_index_params *params,
-                              uint32_t begin, uint32_t end, const struct an_index_query *query,
-                              void *scratch);
+/* For tuning, in two passes over the views, since the logs of all may be too many for a scratch:
+ * the masses of a view's heads, then, with the sums of all views' masses and rows, log g of its
+ * rows, in 1/128 octave: u = min(1, 2^((log g + shift) / 128)) for the shift that makes the budget;
+ * AN_SKETCH_NONE where a row is read for certain. In scratch (an_sketch_query_scratch_bytes). */
+void an_sketch_masses(const struct an_index_params *params, struct an_index_view *view,
+                      const struct an_index_query *query, void *scratch);
+void an_sketch_add_mass(struct an_index_mass *sum, const struct an_index_mass *mass);
+const int16_t *an_sketch_logs(const struct an_index_params *params, struct an_index_view *view,
+                              const struct an_index_query *query,
+                              const struct an_index_mass *masses, uint64_t rows, void *scratch);
 
 #endif

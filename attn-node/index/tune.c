@@ -18,7 +18,7 @@ static const float shares[AN_TUNE_SHARES] = {0.0025f, 0.005f, 0.0075f, 0.01f, 0.
                                              0.03f,   0.04f,  0.06f,   0.08f, 0.12f,  0.16f,
                                              0.2f,    0.25f,  0.35f,   0.5f};
 
-/* A query head: its exact answer over all views, then its sums of one view. */
+/* A query head: its exact answer over all views, then its sums of them. */
 struct lane {
     float o[PP_HEAD_DIM_MAX];
     float lse, norm_square, q_norm;
@@ -27,7 +27,7 @@ struct lane {
 
 struct scratch {
     struct lane lanes[HEADS_MAX];
-    double rows[AN_TUNE_BINS]; /* of one view */
+    double rows[AN_TUNE_BINS]; /* of all views */
     double g[AN_TUNE_BINS];    /* sketch: of a bin's rows */
     double distances[BLOCK_ROWS], centred[BLOCK_ROWS];
     float scores[BLOCK_ROWS];
@@ -169,11 +169,6 @@ static void add_lsh_view(const struct turn *turn, const struct an_tune_view *vie
             add_errors(turn, view, begin, count, h);
         }
     }
-    for (uint32_t h = 0; h < turn->count; ++h) {
-        for (uint32_t b = 0; b < AN_TUNE_BINS; ++b) {
-            turn->heads[h].error[b] += scratch->lanes[h].error[b];
-        }
-    }
 }
 
 static double bounded(double u)
@@ -199,12 +194,12 @@ static double find_c(const struct scratch *scratch, double budget)
     return exp2(high);
 }
 
-/* Adds the view's part of every budget's error: the budget is spent on each view by its length. */
-static void add_shares(const struct turn *turn, const struct an_tune_view *view, double certain)
+/* Adds every budget's error, from the bins of all views. */
+static void add_shares(const struct turn *turn, uint64_t rows, double certain)
 {
     struct scratch *scratch = turn->scratch;
     for (uint32_t s = 0; s < AN_TUNE_SHARES; ++s) {
-        double budget = (double)shares[s] * (view->end - view->begin) - certain;
+        double budget = (double)shares[s] * (double)rows - certain;
         double c = find_c(scratch, budget > 1.0 ? budget : 1.0);
         for (uint32_t b = 0; b < AN_TUNE_BINS; ++b) {
             double u = bounded(c * scratch->g[b]);
@@ -215,15 +210,22 @@ static void add_shares(const struct turn *turn, const struct an_tune_view *view,
     }
 }
 
-static void add_sketch_view(const struct turn *turn, const struct an_tune_view *view)
+static struct an_index_view index_view(const struct an_tune_view *view)
+{
+    return (struct an_index_view){
+        .index = view->index, .rows = view->rows, .begin = view->begin, .end = view->end};
+}
+
+/* A view's rows into bins by log g; returns how many are read for certain. */
+static double add_sketch_view(const struct turn *turn, const struct an_tune_view *view,
+                              const struct an_index_query *query,
+                              const struct an_index_mass *masses, uint64_t rows)
 {
     struct scratch *scratch = turn->scratch;
-    struct an_index_query query = {
-        .heads = turn->count, .q = turn->q, .q_scaled = turn->q_scaled, .rows_share = 1.0f};
-    const int16_t *logs = an_sketch_logs((const struct an_sketch *)view->index, turn->input->params,
-                                         view->begin, view->end, &query, turn->index_scratch);
+    struct an_index_view own = index_view(view);
+    const int16_t *logs =
+        an_sketch_logs(turn->input->params, &own, query, masses, rows, turn->index_scratch);
     double certain = 0.0;
-    memset(scratch->rows, 0, sizeof(scratch->rows));
     for (uint32_t begin = view->begin; begin < view->end; begin += BLOCK_ROWS) {
         uint32_t count = view->end - begin < BLOCK_ROWS ? view->end - begin : BLOCK_ROWS;
         bins_by_log(logs + (begin - view->begin), count, scratch->bins);
@@ -237,29 +239,69 @@ static void add_sketch_view(const struct turn *turn, const struct an_tune_view *
             add_errors(turn, view, begin, count, h);
         }
     }
-    add_shares(turn, view, certain);
+    return certain;
+}
+
+/* All views that have an index are one sample. */
+static void add_sketch(const struct turn *turn)
+{
+    struct an_index_query query = {
+        .heads = turn->count, .q = turn->q, .q_scaled = turn->q_scaled, .rows_share = 1.0f};
+    struct an_index_mass masses[HEADS_MAX];
+    uint64_t rows = 0;
+    double certain = 0.0;
+    for (uint32_t h = 0; h < turn->count; ++h) {
+        masses[h] = (struct an_index_mass){.log = -INFINITY};
+    }
+    for (uint32_t i = 0; i < turn->input->view_count; ++i) {
+        const struct an_tune_view *view = &turn->input->views[i];
+        if (view->index != NULL) {
+            struct an_index_view own = index_view(view);
+            an_sketch_masses(turn->input->params, &own, &query, turn->index_scratch);
+            for (uint32_t h = 0; h < turn->count; ++h) {
+                an_sketch_add_mass(&masses[h], &own.masses[h]);
+            }
+            rows += view->end - view->begin;
+        }
+    }
+    memset(turn->scratch->rows, 0, sizeof(turn->scratch->rows));
+    for (uint32_t i = 0; i < turn->input->view_count; ++i) {
+        const struct an_tune_view *view = &turn->input->views[i];
+        if (view->index != NULL) {
+            certain += add_sketch_view(turn, view, &query, masses, rows);
+        }
+    }
+    if (rows > 0) {
+        add_shares(turn, rows, certain);
+    }
 }
 
 static void add_turn(const struct turn *turn)
 {
+    bool sketch = turn->input->params->estimator.kind == PP_SKETCH;
     attend_exactly(turn);
+    for (uint32_t h = 0; h < turn->count; ++h) {
+        memset(turn->scratch->lanes[h].error, 0, sizeof(turn->scratch->lanes[h].error));
+        ++turn->heads[h].queries;
+    }
     for (uint32_t i = 0; i < turn->input->view_count; ++i) {
         const struct an_tune_view *view = &turn->input->views[i];
-        for (uint32_t h = 0; h < turn->count; ++h) {
-            memset(turn->scratch->lanes[h].error, 0, sizeof(turn->scratch->lanes[h].error));
-        }
         if (view->index == NULL) {
             for (uint32_t h = 0; h < turn->count; ++h) {
                 turn->heads[h].certain += view->end - view->begin;
             }
-        } else if (turn->input->params->estimator.kind == PP_SKETCH) {
-            add_sketch_view(turn, view);
-        } else {
+        } else if (!sketch) {
             add_lsh_view(turn, view);
         }
     }
-    for (uint32_t h = 0; h < turn->count; ++h) {
-        ++turn->heads[h].queries;
+    if (sketch) {
+        add_sketch(turn);
+    } else {
+        for (uint32_t h = 0; h < turn->count; ++h) {
+            for (uint32_t b = 0; b < AN_TUNE_BINS; ++b) {
+                turn->heads[h].error[b] += turn->scratch->lanes[h].error[b];
+            }
+        }
     }
 }
 

@@ -121,7 +121,8 @@ struct an_sketch_kernels {
                  uint32_t end, const struct an_sketch_query *queries, uint32_t heads,
                  struct an_sketch_scores *scores);
     /* into[i] = max over heads of saturated(scores[h][i] + shifts[h]), at least `floor`;
-     * AN_SKETCH_NONE stays. count is a multiple of 64. into may be scores[0]. */
+     * AN_SKETCH_NONE stays. count is a multiple of 64. into may be scores[0] or begin in front of
+     * it by a multiple of 64, in the same memory. */
     void (*combine)(const int16_t *const *scores, const int16_t *shifts, uint32_t heads,
                     int16_t floor, uint32_t count, int16_t *into);
     /* sums_out[j] += sum over i of min(1, 2^((logs[i] + shifts[j]) / 128)), j < 3. */

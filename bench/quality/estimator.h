@@ -12,8 +12,7 @@
  *   loki      the rows of the largest scores in the keys' first principal components, a quarter of
  *             the dimensions (Loki, arXiv 2406.02542)
  *   lsh       the node's, k bits a table, t of l tables; l such that the asked share is read
- *   sketch    the node's, bits a dimension; in so many segments, or on so many nodes, each of which
- *             reads the asked share of its rows
+ *   sketch    the node's, bits a dimension; in so many segments, which are one sample
  *
  * Where a group shares a choice, a row's rank (its probability) is the largest over the heads of
  * its share in the head's softmax. Threads: open on one; attend on a team, with the thread's own
@@ -40,12 +39,14 @@ enum quality_kind {
     QUALITY_KINDS
 };
 
+#define QUALITY_SEGMENTS_MAX 64u
+
 struct quality_spec {
     char text[64];
     enum quality_kind kind;
     uint32_t k, l, t;  /* lsh; l 0: found for the share */
     uint32_t bits;     /* sketch */
-    uint32_t segments; /* sketch */
+    uint32_t segments; /* sketch, up to QUALITY_SEGMENTS_MAX */
     bool centred;      /* lsh */
     bool balanced;     /* sketch */
     bool head_by_head; /* sample=head */

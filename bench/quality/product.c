@@ -74,7 +74,7 @@ enum pp_status quality_product_open(struct quality_estimator *estimator)
     const struct quality_held *held = estimator->held;
     const struct quality_spec *spec = &estimator->spec;
     PP_TRY(take_params(estimator));
-    if (spec->segments > (held->tokens + 63) / 64) {
+    if (spec->segments > (held->tokens + 63) / 64 || spec->segments > QUALITY_SEGMENTS_MAX) {
         return PP_INVALID_ARGUMENT; /* one would be empty */
     }
     struct an_index_params params = estimator->params;
@@ -155,16 +155,20 @@ static void attend_heads(const struct quality_call *call, uint32_t first, uint32
     if (estimator->spec.kind == QUALITY_LSH) {
         pp_hash_query(estimator->hash, query.q, scratch->codes + (uint64_t)first * 512);
     }
+    struct an_index_view views[QUALITY_SEGMENTS_MAX];
     for (uint32_t segment = 0; segment < estimator->spec.segments; ++segment) {
         uint32_t begin = segment_begin(estimator, segment);
-        struct an_rows rows = segment_rows(call->head, begin);
         const uint8_t *index = (const uint8_t *)call->state + segment * estimator->segment_bytes;
-        query.draw.first = begin;
-        query.rows_read = scratch->bits + begin / 64;
-        an_index_attend((const struct an_index *)(const void *)index, &estimator->params, &rows, 0,
-                        segment_begin(estimator, segment + 1) - begin, &query, scratch->index,
-                        sums);
+        views[segment] = (struct an_index_view){
+            .index = (const struct an_index *)(const void *)index,
+            .rows = segment_rows(call->head, begin),
+            .end = segment_begin(estimator, segment + 1) - begin,
+            .first = begin,
+            .rows_read = scratch->bits + begin / 64,
+            .accumulators = sums,
+            .next = segment + 1 < estimator->spec.segments ? &views[segment + 1] : NULL};
     }
+    an_index_attend_views(&estimator->params, views, &query, scratch->index);
 }
 
 void quality_product_attend(const struct quality_call *call)

@@ -253,9 +253,47 @@ static void a_balance_that_is_none_is_refused(void **state)
     fixture_stop(&fixture);
 }
 
+/* More than a wave holds: a sample that does not fit begins the next one, whole. */
+static void a_q_row_among_many_is_answered_as_if_alone(void **state)
+{
+    (void)state;
+    enum { ROWS = 40, LANES = 6 * 80 };
+    struct fixture fixture = {.now_us = 1};
+    struct an_exec_config config = fixture_config(&fixture);
+    struct an_attend_item item;
+    static float q[ROWS * LANES], o[ROWS * LANES];
+    struct pp_rng rng = {.seed = 12};
+    for (uint32_t i = 0; i < ROWS * LANES; i++) {
+        q[i] = (float)pp_rng_normal(&rng);
+    }
+    config.threads = 2;
+    config.seal_tokens = config.index_tokens_min = 64;
+    config.keep_segments = true;
+    fixture_start(&fixture, &config);
+    uint64_t handle = fixture_open(&fixture, &sketch_shape, 1);
+    for (uint32_t at = 0; at < TOKENS; at += 500) {
+        assert_int_equal(fixture_append(&fixture, handle, 1, &sketch_shape, 0, at, 500, 3, false),
+                         PP_OK);
+    }
+    assert_int_equal(
+        fixture_attend(&fixture, handle, 1, 0, TOKENS, ROWS, q, 6, 80, PP_SKETCH, &item), PP_OK);
+    assert_true(item.rows_sampled > 0);
+    memcpy(o, item.o, sizeof(o));
+    for (uint32_t row = 0; row < ROWS; row++) {
+        assert_int_equal(fixture_attend(&fixture, handle, 1, 0, TOKENS, 1, q + row * LANES, 6, 80,
+                                        PP_SKETCH, &item),
+                         PP_OK);
+        assert_memory_equal(item.o, o + row * LANES, LANES * sizeof(float));
+    }
+    (void)fixture_close(&fixture, handle);
+    fixture_expect_empty(&fixture);
+    fixture_stop(&fixture);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_q_row_among_many_is_answered_as_if_alone),
         cmocka_unit_test(a_balance_serves_a_layer_its_merges_and_forks_and_never_changes),
         cmocka_unit_test(a_balance_that_is_none_is_refused),
         cmocka_unit_test(layers_keep_to_bits_and_budgets_of_their_own),

@@ -227,34 +227,32 @@ static void lsh_is_predicted_as_row_by_row(void **state)
 static void sketch_by_draws(const struct bed *bed, uint32_t q_row, float share, uint32_t seeds,
                             double *squares)
 {
-    void *scratch = taken(an_index_query_scratch_bytes(&bed->params, TOKENS / VIEWS));
+    void *scratch = taken(an_index_query_scratch_bytes(&bed->params, TOKENS));
     for (uint32_t seed = 0; seed < seeds; ++seed) {
-        static float o[VIEWS][GROUP][DIM];
+        static float o[GROUP][DIM];
         static float b1[GROUP][DIM];
         struct an_accumulator sums[GROUP];
+        struct an_index_view views[VIEWS];
+        for (uint32_t g = 0; g < GROUP; ++g) {
+            sums[g] = (struct an_accumulator){.o = o[g], .b1 = b1[g]};
+            an_accumulator_clear(&sums[g], DIM);
+        }
         for (uint32_t i = 0; i < VIEWS; ++i) {
             const struct an_tune_view *view = &bed->views[i];
-            struct an_accumulator own[GROUP];
-            for (uint32_t g = 0; g < GROUP; ++g) {
-                own[g] = (struct an_accumulator){.o = o[i][g], .b1 = b1[g]};
-                an_accumulator_clear(&own[g], DIM);
-            }
-            struct an_index_query query = {.heads = GROUP,
-                                           .q = bed->q + q_row * GROUP * DIM,
-                                           .q_scaled = bed->q_scaled + q_row * GROUP * DIM,
-                                           .draw = {.seed = pp_rng_at(9, seed), .first = i * 4000},
-                                           .rows_share = share};
-            an_index_attend(view->index, &bed->params, &view->rows, view->begin, view->end, &query,
-                            scratch, own);
-            for (uint32_t g = 0; g < GROUP; ++g) {
-                own[g].b1 = NULL;
-                if (i == 0) {
-                    sums[g] = own[g];
-                } else {
-                    an_accumulator_merge(&sums[g], &own[g], DIM);
-                }
-            }
+            views[i] = (struct an_index_view){.index = view->index,
+                                              .rows = view->rows,
+                                              .begin = view->begin,
+                                              .end = view->end,
+                                              .first = i * 4000,
+                                              .accumulators = sums,
+                                              .next = i + 1 < VIEWS ? &views[i + 1] : NULL};
         }
+        struct an_index_query query = {.heads = GROUP,
+                                       .q = bed->q + q_row * GROUP * DIM,
+                                       .q_scaled = bed->q_scaled + q_row * GROUP * DIM,
+                                       .draw = {.seed = pp_rng_at(9, seed)},
+                                       .rows_share = share};
+        an_index_attend_views(&bed->params, views, &query, scratch);
         for (uint32_t g = 0; g < GROUP; ++g) {
             struct truth truth = truth_of(bed, bed->q_scaled + (q_row * GROUP + g) * DIM);
             for (uint32_t d = 0; d < DIM; ++d) {
