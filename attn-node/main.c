@@ -380,6 +380,7 @@ static void run(struct node *node, const sigset_t *signals)
     uint64_t until_us = pp_clock_now_us(&node->clock) + node->settings.drain_timeout_us;
     PP_LOG_INFOF("main", "draining", "timeout_us=%llu",
                  (unsigned long long)node->settings.drain_timeout_us);
+    an_service_ends_at(node->service, until_us);
     an_service_drain(node->service);
     if (node->registration != NULL) {
         an_registration_leave(node->registration);
@@ -389,6 +390,12 @@ static void run(struct node *node, const sigset_t *signals)
     while (!drained(node) && pp_clock_now_us(&node->clock) < until_us && !ends(number)) {
         number = next_signal(signals, 20);
     }
+    struct an_exec_usage usage;
+    an_exec_usage(node->exec, &usage);
+    PP_LOG_INFOF("main", "drained", "parts_left=%llu cause=\"%s\"", (unsigned long long)usage.parts,
+                 drained(node)  ? "nothing is left"
+                 : ends(number) ? "a second signal"
+                                : "--drain-timeout");
 }
 
 /* Jobs still with exec come back, so that what they hold of the transport is given up. */

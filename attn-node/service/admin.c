@@ -26,12 +26,16 @@ static Pigpen__V1__NodeState wire_state(enum an_service_state state)
 }
 
 /* What no part holds or has reserved, nor a build. */
-static uint64_t memory_free(const struct an_service *service)
+static uint64_t memory_free(const struct an_exec_usage *usage)
 {
-    struct an_exec_usage usage = {0};
-    an_exec_usage(service->config.exec, &usage);
-    uint64_t used = usage.kv_bytes + usage.index_bytes + usage.tail_bytes + usage.scratch_bytes;
-    return usage.memory_limit_bytes > used ? usage.memory_limit_bytes - used : 0;
+    uint64_t used = usage->kv_bytes + usage->index_bytes + usage->tail_bytes + usage->scratch_bytes;
+    return usage->memory_limit_bytes > used ? usage->memory_limit_bytes - used : 0;
+}
+
+static uint64_t drain_left_ms(const struct an_service *service, uint64_t now_us)
+{
+    uint64_t until_us = atomic_load(&service->drain_until_us);
+    return until_us > now_us ? (until_us - now_us + 999) / 1000 : 0;
 }
 
 const ProtobufCMessage *an_encode_info(struct an_service *service, struct an_request *request,
@@ -41,6 +45,9 @@ const ProtobufCMessage *an_encode_info(struct an_service *service, struct an_req
     (void)payload_out;
     static char *features[AN_FEATURE_COUNT];
     const struct an_service_config *config = &service->config;
+    uint64_t now_us = an_service_now(service);
+    struct an_exec_usage usage = {0};
+    an_exec_usage(config->exec, &usage);
     Pigpen__V1__GetServerInfoResponse *out = &service->scratch->info;
     pigpen__v1__get_server_info_response__init(out);
     out->version = text_of(config->version);
@@ -49,8 +56,10 @@ const ProtobufCMessage *an_encode_info(struct an_service *service, struct an_req
     out->isa = text_of(config->isa);
     out->threads = config->threads;
     out->memory_limit_bytes = config->memory_limit_bytes;
-    out->memory_free_bytes = memory_free(service);
-    out->uptime_ms = (an_service_now(service) - service->started_us) / 1000;
+    out->memory_free_bytes = memory_free(&usage);
+    out->parts = usage.parts;
+    out->drain_left_ms = drain_left_ms(service, now_us);
+    out->uptime_ms = (now_us - service->started_us) / 1000;
     for (uint32_t index = 0; index < AN_FEATURE_COUNT; ++index) {
         features[index] = text_of(an_features[index]);
     }

@@ -154,9 +154,10 @@ struct an_service {
     struct an_metrics metrics;
     struct an_scratch *scratch;
     uint64_t self_test_due_us;
-    uint64_t self_test_began_us; /* 0: none of the service's own runs */
-    _Atomic int state;           /* enum an_service_state */
-    _Atomic int wanted;          /* enum an_service_state, or -1 */
+    uint64_t self_test_began_us;     /* 0: none of the service's own runs */
+    _Atomic int state;               /* enum an_service_state */
+    _Atomic int wanted;              /* enum an_service_state, or -1 */
+    _Atomic uint64_t drain_until_us; /* 0: it was not told to stop */
     _Atomic bool self_test_ok;
     _Atomic uint64_t self_test_late_us; /* when a running self test is late; 0: none runs */
     _Atomic uint64_t ticked_us;

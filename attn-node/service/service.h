@@ -78,6 +78,9 @@ void an_service_drain(struct an_service *service);
 void an_service_resume(struct an_service *service);
 void an_service_stop(struct an_service *service);
 
+/* When the node ends at the latest, on the clock, for those who ask. Any thread. */
+void an_service_ends_at(struct an_service *service, uint64_t until_us);
+
 /* Any thread. idle: no request is in work. */
 enum an_service_state an_service_state(const struct an_service *service);
 bool an_service_idle(const struct an_service *service);

@@ -41,6 +41,11 @@ void an_state_set(struct an_service *service, enum an_service_state state)
     an_health_publish(service);
 }
 
+void an_service_ends_at(struct an_service *service, uint64_t until_us)
+{
+    atomic_store(&service->drain_until_us, until_us);
+}
+
 void an_service_drain(struct an_service *service)
 {
     atomic_store(&service->wanted, AN_DRAINING);

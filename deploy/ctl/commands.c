@@ -91,11 +91,12 @@ static void info_json(const Pigpen__V1__GetServerInfoResponse *info)
         (void)json_array_append_new(features, json_string(info->features[index]));
     }
     ctl_print_json(json_pack(
-        "{s:s, s:s, s:s, s:o, s:s, s:s, s:i, s:I, s:I, s:o}", "node_name", info->node_name,
-        "version", info->version, "commit", info->commit, "incarnation",
+        "{s:s, s:s, s:s, s:o, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:o}", "node_name",
+        info->node_name, "version", info->version, "commit", info->commit, "incarnation",
         hex_json(info->incarnation), "state", state_text(info->state), "isa", info->isa, "threads",
         (int)info->threads, "memory_limit_bytes", (json_int_t)info->memory_limit_bytes, "uptime_ms",
-        (json_int_t)info->uptime_ms, "features", features));
+        (json_int_t)info->uptime_ms, "parts", (json_int_t)info->parts, "drain_left_ms",
+        (json_int_t)info->drain_left_ms, "features", features));
 }
 
 static void info_table(const Pigpen__V1__GetServerInfoResponse *info)
@@ -103,6 +104,12 @@ static void info_table(const Pigpen__V1__GetServerInfoResponse *info)
     char text[64];
     printf("node         %s\n", info->node_name);
     printf("state        %s\n", state_text(info->state));
+    if (info->state == PIGPEN__V1__NODE_STATE__NODE_STATE_DRAINING) {
+        bool stops = info->drain_left_ms > 0;
+        printf("drain        waits for %" PRIu64 " parts%s%s\n", info->parts,
+               stops ? " and ends at the latest in " : "",
+               stops ? time_text(info->drain_left_ms, text, sizeof(text)) : "");
+    }
     printf("version      %s (%s)\n", info->version, info->commit);
     printf("incarnation  %016" PRIx64 "\n", info->incarnation);
     printf("isa          %s, %u threads\n", info->isa, info->threads);
