@@ -219,46 +219,91 @@ static struct gw_part *find_part(const struct gw_remote_sequence *sequence, uint
     return NULL;
 }
 
-/* All parts' shares of the rows at once. */
+/* Rows of a layer that are read back, and where they go. */
+struct wanted {
+    uint32_t layer;
+    uint64_t start, end;
+    uint8_t *k, *v;
+};
+
+/* A share of the rows, that of one part. */
+struct share {
+    struct gw_read read;
+    struct gw_part *part; /* whose answer is waited for */
+    bool there;
+};
+
+/* Asks for part i's share; PP_UNAVAILABLE when no node holds it. */
+static enum pp_status share_start(struct gw_remote_sequence *sequence, uint32_t i,
+                                  const struct wanted *wanted, struct share *share)
+{
+    const struct pp_shape *shape = &sequence->config.shape;
+    const struct gw_route_part *route = &sequence->route.parts[i];
+    uint64_t head_bytes = pp_vector_bytes(shape->head_dim, shape->kv_dtype);
+    uint64_t token_bytes = head_bytes * shape->kv_heads;
+    uint64_t begin = gw_route_part_tokens(&sequence->route, i, wanted->start);
+    uint64_t end = gw_route_part_tokens(&sequence->route, i, wanted->end);
+    uint64_t skipped = wanted->start < route->token_begin ? route->token_begin - wanted->start : 0;
+    uint64_t at = skipped * token_bytes + route->kv_head_begin * head_bytes;
+    share->part = NULL;
+    share->there = share->there || end == begin;
+    if (share->there) {
+        return PP_OK;
+    }
+    share->part = find_part(sequence, i);
+    if (share->part == NULL) {
+        return PP_UNAVAILABLE;
+    }
+    gw_read_start(&share->read, share->part, wanted->layer, begin, end - begin, wanted->k + at,
+                  wanted->v + at, token_bytes);
+    return PP_OK;
+}
+
+/* All shares that are not there yet at once. A node that failed is lost to the sequence; where
+ * another holds the part that is asked next time: *all_out says that none is needed. */
+static enum pp_status read_shares(struct gw_remote_sequence *sequence, const struct wanted *wanted,
+                                  struct share *shares, bool *all_out)
+{
+    enum pp_status status = PP_OK;
+    *all_out = true;
+    for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
+        enum pp_status started = share_start(sequence, i, wanted, &shares[i]);
+        status = started != PP_OK ? started : status;
+    }
+    for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
+        struct share *share = &shares[i];
+        if (share->part == NULL) {
+            continue;
+        }
+        enum pp_status read = gw_read_wait(&share->read);
+        share->there = read == PP_OK;
+        *all_out = *all_out && share->there;
+        if (read != PP_OK) {
+            gw_part_fail_from_engine(share->part, read, "read", share->read.message);
+        }
+    }
+    enum pp_status failed = gw_sequence_failed(sequence);
+    return failed != PP_OK ? failed : status;
+}
+
 enum pp_status gw_remote_read(struct gw_remote_sequence *sequence, uint32_t layer, uint64_t start,
                               uint32_t count, void *k_out, void *v_out)
 {
-    const struct pp_shape *shape = &sequence->config.shape;
     PP_TRY(gw_sequence_failed(sequence));
-    if (layer >= shape->layers || count == 0 || start > sequence->handed[layer] ||
+    if (layer >= sequence->config.shape.layers || count == 0 || start > sequence->handed[layer] ||
         count > sequence->handed[layer] - start) {
         return PP_OUT_OF_RANGE;
     }
     PP_TRY(gw_remote_flush(sequence));
-    uint64_t head_bytes = pp_vector_bytes(shape->head_dim, shape->kv_dtype);
-    uint64_t token_bytes = head_bytes * shape->kv_heads;
-    struct gw_read *reads = calloc(sequence->route.part_count, sizeof(*reads));
-    struct gw_part *parts[GW_NODES_MAX] = {NULL};
-    if (reads == NULL) {
+    struct share *shares = calloc(sequence->route.part_count, sizeof(*shares));
+    if (shares == NULL) {
         return PP_MEMORY;
     }
+    const struct wanted wanted = {layer, start, start + count, k_out, v_out};
     enum pp_status status = PP_OK;
-    for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
-        const struct gw_route_part *route = &sequence->route.parts[i];
-        uint64_t begin = gw_route_part_tokens(&sequence->route, i, start);
-        uint64_t end = gw_route_part_tokens(&sequence->route, i, start + count);
-        uint64_t skipped = start < route->token_begin ? route->token_begin - start : 0;
-        uint64_t at = skipped * token_bytes + route->kv_head_begin * head_bytes;
-        parts[i] = end > begin ? find_part(sequence, i) : NULL;
-        if (parts[i] != NULL) {
-            gw_read_start(&reads[i], parts[i], layer, begin, end - begin, (uint8_t *)k_out + at,
-                          (uint8_t *)v_out + at, token_bytes);
-        } else if (end > begin) {
-            status = PP_UNAVAILABLE;
-        }
+    for (bool all = false; status == PP_OK && !all;) { /* every turn but the last loses a node */
+        status = read_shares(sequence, &wanted, shares, &all);
     }
-    for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
-        if (parts[i] != NULL && gw_read_wait(&reads[i]) != PP_OK) {
-            status = reads[i].status;
-            gw_part_fail_from_engine(parts[i], status, "read", reads[i].message);
-        }
-    }
-    free(reads);
-    enum pp_status failed = gw_sequence_failed(sequence);
-    return failed != PP_OK ? failed : status;
+    free(shares);
+    return status;
 }

@@ -186,8 +186,8 @@ PP_MUST_USE enum pp_status gw_remote_truncate(struct gw_remote_sequence *sequenc
                                               uint64_t held_tokens);
 
 /* Reads rows that were handed over back, counted and laid out as gw_remote_append has them; first
- * waits until all is acknowledged. PP_OUT_OF_RANGE: more than was handed over. A failure of a node
- * ends the sequence. */
+ * waits until all is acknowledged. PP_OUT_OF_RANGE: more than was handed over. A node that fails is
+ * lost to the sequence; where another holds its part that is asked. */
 PP_MUST_USE enum pp_status gw_remote_read(struct gw_remote_sequence *sequence, uint32_t layer,
                                           uint64_t start, uint32_t count, void *k_out, void *v_out);
 

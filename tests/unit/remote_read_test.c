@@ -22,13 +22,14 @@ struct world {
     float k[TOKENS * ROW_FLOATS], v[TOKENS * ROW_FLOATS];
 };
 
-static struct world *world_new(uint32_t nodes, enum gw_shard shard)
+static struct world *world_of(uint32_t nodes, enum gw_shard shard, uint32_t replicas)
 {
     struct world *world = calloc(1, sizeof(*world));
     struct gw_remote_config config;
     struct gw_remote_sequence_config sequence = fake_sequence_config(TOKENS);
     world->net = fake_net_new();
     fake_remote_config(world->net, nodes, shard, &config);
+    config.replicas = replicas;
     assert_int_equal(gw_remote_new(&config, &world->remote), PP_OK);
     assert_int_equal(gw_remote_sequence_open(world->remote, &sequence, &world->sequence), PP_OK);
     for (uint32_t i = 0; i < TOKENS * ROW_FLOATS; ++i) {
@@ -38,6 +39,11 @@ static struct world *world_new(uint32_t nodes, enum gw_shard shard)
     assert_int_equal(gw_remote_append(world->sequence, LAYER, 0, TOKENS, world->k, world->v, true),
                      PP_OK);
     return world;
+}
+
+static struct world *world_new(uint32_t nodes, enum gw_shard shard)
+{
+    return world_of(nodes, shard, 1);
 }
 
 static void world_free(struct world *world)
@@ -124,6 +130,19 @@ static void node_that_falls_silent_ends_the_read_at_its_deadline(void **state)
     check_refused(FAKE_SILENT, PP_DEADLINE_EXCEEDED, "read");
 }
 
+/* The others know of the loss, and go on. */
+static void a_replica_is_read_where_the_first_node_fails(void **state)
+{
+    (void)state;
+    for (uint32_t failing = 0; failing < FAKE_NODES; ++failing) {
+        struct world *world = world_of(FAKE_NODES, GW_SHARD_TOKENS, 2);
+        world->net->nodes[failing].read_mode = FAKE_BAD_SUM;
+        check_read(world, 0, TOKENS);
+        assert_string_equal(gw_remote_error(world->sequence), "");
+        world_free(world);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -131,6 +150,7 @@ int main(void)
         cmocka_unit_test(rows_that_were_never_handed_over_are_out_of_range),
         cmocka_unit_test(rows_that_do_not_fit_the_request_end_the_sequence),
         cmocka_unit_test(node_that_falls_silent_ends_the_read_at_its_deadline),
+        cmocka_unit_test(a_replica_is_read_where_the_first_node_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
