@@ -156,7 +156,9 @@ struct gw_remote_sequence {
     bool attending; /* [engine] */
     struct gw_remote_attend attend;
     uint64_t attend_begun_us;
-    uint64_t renew_us;  /* [rpc] when leases are renewed next */
+    uint64_t renew_us; /* [rpc] when leases are renewed next */
+    /* Nodes, by bits, that had no room for its rows, and when the last one said so. */
+    _Atomic uint64_t refused, refused_us;
     _Atomic int failed; /* enum pp_status; the first failure stays until it is recovered from */
     bool recoverable;   /* it failed because no node is left that holds a part */
     char error[GW_ERROR_BYTES];
@@ -269,6 +271,9 @@ void gw_part_fail_from_engine(struct gw_part *part, enum pp_status status, const
 void gw_sets_leave_node(struct gw_node *node);
 /* The rpc thread: the part is no longer on this node, which is no failure. */
 void gw_part_leave(struct gw_part *part);
+/* Any thread: nodes, by bits, that had no room for the sequence's rows some seconds ago: they get
+ * no part of it now. */
+uint64_t gw_sequence_refused(const struct gw_remote_sequence *sequence);
 /* recover.c. The engine thread: frees parts that are lost; the route no longer names them. */
 void gw_sequence_purge(struct gw_remote_sequence *sequence);
 /* The rpc thread: a set's dispatch was answered by this member; others are no longer waited for. */

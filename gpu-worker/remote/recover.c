@@ -80,8 +80,8 @@ static enum pp_status open_on(struct gw_remote_sequence *sequence, uint32_t inde
 /* Opens a part that nobody holds on the node with the most room that takes it. */
 static enum pp_status replace_part(struct gw_remote_sequence *sequence, uint32_t index)
 {
-    enum pp_status status = PP_UNAVAILABLE;
-    uint64_t tried = 0;
+    uint64_t refused = gw_sequence_refused(sequence), tried = refused;
+    enum pp_status status = refused != 0 ? PP_MEMORY : PP_UNAVAILABLE;
     for (bool probed = false;;) {
         uint32_t node = choose_node(sequence, tried);
         if (node == UINT32_MAX && probed) {
@@ -89,7 +89,7 @@ static enum pp_status replace_part(struct gw_remote_sequence *sequence, uint32_t
         }
         if (node == UINT32_MAX) {
             probed = true;
-            tried = 0;
+            tried = refused;
             /* It is known from the nodes' states who serves. */
             (void)gw_node_probe_all(sequence->remote, LAST_PROBE_US);
             continue;

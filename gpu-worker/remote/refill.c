@@ -86,6 +86,7 @@ static struct gw_node *choose_node(struct gw_remote_sequence *sequence, uint32_t
 {
     uint64_t held[GW_NODES_MAX], least = UINT64_MAX;
     uint32_t nodes[GW_NODES_MAX], count = gw_nodes_usable(sequence->remote, nodes);
+    uint64_t refused = gw_sequence_refused(sequence);
     struct gw_node *chosen = NULL;
     gw_remote_tokens_held(sequence, held);
     for (uint32_t i = 0; i < sequence->part_count; ++i) {
@@ -93,7 +94,7 @@ static struct gw_node *choose_node(struct gw_remote_sequence *sequence, uint32_t
         held[part->node->index] = part->index == index ? UINT64_MAX : held[part->node->index];
     }
     for (uint32_t i = 0; i < count; ++i) {
-        if (held[nodes[i]] < least) {
+        if ((refused & 1ull << nodes[i]) == 0 && held[nodes[i]] < least) {
             least = held[nodes[i]];
             chosen = &sequence->remote->nodes[nodes[i]];
         }

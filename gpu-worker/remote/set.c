@@ -15,6 +15,8 @@
 #include "gpu-worker/remote/outbox.h"
 
 #define HEDGE_US_MIN 2000u
+/* How long a node that had no room for a sequence is not asked to take more of it. */
+#define REFUSED_US 10000000u
 
 void gw_set_count_held(struct gw_remote_sequence *sequence, uint32_t layer)
 {
@@ -223,6 +225,22 @@ static void go_on(struct gw_set *set)
     gw_remote_signal(sequence->remote);
 }
 
+/* Without this the part would be opened where it has just been refused, again and again. */
+static void note_refusal(struct gw_part *part)
+{
+    struct gw_remote_sequence *sequence = part->sequence;
+    atomic_store(&sequence->refused, gw_sequence_refused(sequence) | 1ull << part->node->index);
+    atomic_store(&sequence->refused_us, gw_remote_now(sequence->remote));
+}
+
+uint64_t gw_sequence_refused(const struct gw_remote_sequence *sequence)
+{
+    uint64_t now_us = gw_remote_now(sequence->remote);
+    return now_us < atomic_load(&sequence->refused_us) + REFUSED_US
+               ? atomic_load(&sequence->refused)
+               : 0;
+}
+
 void gw_part_fail(struct gw_part *part, enum pp_status status, const char *format, ...)
 {
     struct gw_remote_sequence *sequence = part->sequence;
@@ -248,6 +266,9 @@ void gw_part_fail(struct gw_part *part, enum pp_status status, const char *forma
         return;
     }
     PP_LOG_WARNF("remote", "part lost", "cause=\"%s\" members=%u", text, set->member_count - 1);
+    if (status == PP_MEMORY || status == PP_QUOTA) {
+        note_refusal(part);
+    }
     lose(part);
     gw_node_fault(part->node, status);
     pp_stat_add(sequence->remote->parts_lost, 1);
