@@ -276,6 +276,14 @@ static bool send_chunk(struct gw_node *node, struct gw_chunk *chunk)
     return false;
 }
 
+/* A clock that went back since does not make it a longer pause: rows would be lost by it, and lost
+ * again on every node that they are sent to. */
+static bool pauses(const struct gw_node *node)
+{
+    uint64_t now_us = gw_remote_now(node->remote);
+    return now_us < node->reopen_us && node->reopen_us - now_us <= REOPEN_US;
+}
+
 void gw_outbox_pump(struct gw_node *node)
 {
     uint32_t window = node->limits.stream_window;
@@ -283,7 +291,7 @@ void gw_outbox_pump(struct gw_node *node)
         return;
     }
     if (node->append_call == NULL) {
-        if (gw_remote_now(node->remote) < node->reopen_us) {
+        if (pauses(node)) {
             return;
         }
         enum pp_status status = gw_outbox_open(node);

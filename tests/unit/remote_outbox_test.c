@@ -469,6 +469,21 @@ static void leases_are_renewed_while_nothing_happens(void **state)
     world_free(&world);
 }
 
+static void a_clock_that_went_back_does_not_keep_a_stream_closed(void **state)
+{
+    (void)state;
+    struct world world = world_new(1, GW_SHARD_TOKENS, 0, 1 << 20);
+    fake_end(world.remote->nodes[0].append_call, PP_UNAVAILABLE, "connection reset");
+    world.net->now_us += 60000000;
+    while (world.remote->nodes[0].append_call != NULL) {
+        (void)gw_remote_poll(world.remote, fake_now(world.net));
+    }
+    world.net->now_us -= 60000000;
+    assert_int_equal(append(&world, 0, 0, 10), PP_OK);
+    assert_int_equal(gw_remote_flush(world.sequence), PP_OK);
+    world_free(&world);
+}
+
 static void closing_closes_every_part(void **state)
 {
     (void)state;
@@ -502,6 +517,7 @@ int main(void)
         cmocka_unit_test(a_node_that_is_gone_ends_it_within_2_s),
         cmocka_unit_test(truncate_cuts_every_part_and_appends_go_on),
         cmocka_unit_test(leases_are_renewed_while_nothing_happens),
+        cmocka_unit_test(a_clock_that_went_back_does_not_keep_a_stream_closed),
         cmocka_unit_test(closing_closes_every_part),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
