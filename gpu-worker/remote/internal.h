@@ -269,7 +269,8 @@ void gw_part_fail_from_engine(struct gw_part *part, enum pp_status status, const
 /* The rpc thread: the node is known not to answer: parts that another node holds too are no longer
  * on it, also those that nobody waits for. */
 void gw_sets_leave_node(struct gw_node *node);
-/* The rpc thread: the part is no longer on this node, which is no failure. */
+/* The rpc thread: the part is no longer on this node, which is no failure. It is no member of its
+ * set, or not the only one: nobody would answer for the part. */
 void gw_part_leave(struct gw_part *part);
 /* Any thread: nodes, by bits, that had no room for the sequence's rows some seconds ago: they get
  * no part of it now. */

@@ -227,15 +227,40 @@ static void join_set(void *context)
     }
 }
 
+struct leaving {
+    struct gw_part *part;
+    bool left;
+};
+
+/* rpc thread: only there it is sure that another member stays. The new one may drain by now. */
+static void leave(void *context)
+{
+    struct leaving *leaving = context;
+    struct gw_part *part = leaving->part;
+    const struct gw_set *set = &part->sequence->sets[part->index];
+    if (atomic_load(&part->lost)) {
+        return; /* meanwhile */
+    }
+    for (uint32_t i = 0; i < set->member_count && !leaving->left; ++i) {
+        leaving->left = set->members[i] != part && in_use(set->members[i]);
+    }
+    if (leaving->left) {
+        gw_part_leave(part);
+    }
+}
+
 /* Nodes that drain are left by parts that another one holds now. */
 static void leave_draining(struct gw_remote_sequence *sequence, uint32_t index)
 {
     for (uint32_t i = 0; i < sequence->part_count; ++i) {
-        struct gw_part *part = sequence->parts[i];
+        struct leaving leaving = {.part = sequence->parts[i]};
+        struct gw_part *part = leaving.part;
         if (part->index == index && !atomic_load(&part->lost) &&
             atomic_load(&part->node->draining)) {
+            gw_remote_run(sequence->remote, leave, &leaving);
+        }
+        if (leaving.left) {
             gw_parts_close(&part, 1);
-            gw_remote_run(sequence->remote, lose_quietly, part);
             PP_LOG_WARNF("refill", "a part has left a draining node", "node=%s part=%u",
                          part->node->address.name, index);
         }

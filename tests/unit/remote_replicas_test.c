@@ -111,12 +111,37 @@ static void a_stream_that_ends_on_a_node_that_answers_costs_nothing(void **state
     world_free(&world);
 }
 
+/* Both drain by the time the copy is whole: somebody has to answer for the part. */
+static void a_draining_node_is_not_left_for_one_that_drains_too(void **state)
+{
+    (void)state;
+    struct world world = {.net = fake_net_new()};
+    struct gw_remote_config config;
+    struct gw_remote_sequence_config sequence = fake_sequence_config(0); /* one part */
+    fake_remote_config(world.net, 2, GW_SHARD_TOKENS, &config);
+    assert_int_equal(gw_remote_new(&config, &world.remote), PP_OK);
+    assert_int_equal(gw_remote_sequence_open(world.remote, &sequence, &world.sequence), PP_OK);
+    uint32_t first = world.sequence->parts[0]->node->index;
+    atomic_store(&world.remote->nodes[first].draining, true);
+    gw_remote_maintain(world.sequence);
+    assert_int_equal(world.net->nodes[1 - first].part_count, 1); /* the copy is begun */
+    atomic_store(&world.remote->nodes[1 - first].draining, true);
+    for (uint32_t i = 0; i < 100 && world.remote->copied == 0; ++i) {
+        gw_remote_maintain(world.sequence);
+    }
+    assert_int_equal(world.remote->copied, 1);
+    assert_int_equal(world.sequence->sets[0].member_count, 2);
+    assert_int_equal(world.net->nodes[first].closes, 0);
+    world_free(&world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_node_that_dies_is_left_by_parts_that_are_not_asked),
         cmocka_unit_test(the_last_member_is_kept_until_somebody_needs_it),
         cmocka_unit_test(a_stream_that_ends_on_a_node_that_answers_costs_nothing),
+        cmocka_unit_test(a_draining_node_is_not_left_for_one_that_drains_too),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
