@@ -56,10 +56,7 @@ static uint32_t content(uint32_t layer, uint32_t count)
 
 static uint64_t held(uint32_t layer)
 {
-    static struct an_layer_info layers[PP_LAYERS_MAX];
-    fixture.job.get = (struct an_get_args){.part = {handle, 0}, .layers = layers};
-    assert_int_equal(fixture_run(&fixture, AN_JOB_GET), PP_OK);
-    return layers[layer].held_tokens;
+    return fixture_layers(&fixture, handle)[layer].held_tokens;
 }
 
 static enum pp_status append(uint64_t start, uint32_t count, uint64_t salt)

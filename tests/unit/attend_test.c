@@ -5,14 +5,6 @@
  */
 #include "tests/unit/exec_fixture.h"
 
-static void make_queries(uint64_t salt, uint32_t count, float *q)
-{
-    struct pp_rng rng = {.seed = salt};
-    for (uint32_t i = 0; i < count; i++) {
-        q[i] = (float)pp_rng_normal(&rng);
-    }
-}
-
 static const struct shape lsh_shape = {.layers = 3,
                                        .q_heads = 4,
                                        .kv_heads = 2,
@@ -163,9 +155,7 @@ static void dense_layers_are_exact_and_take_no_index(void **state)
                      PP_OK);
     assert_int_equal(item.used, PP_EXACT);
     assert_true(answer_error(&item, &lsh_shape, 8, q) < 1e-4);
-    static struct an_layer_info layers[PP_LAYERS_MAX];
-    fixture.job.get = (struct an_get_args){.part = {handle, 1}, .layers = layers};
-    assert_int_equal(fixture_run(&fixture, AN_JOB_GET), PP_OK);
+    const struct an_layer_info *layers = fixture_layers(&fixture, handle);
     assert_int_equal(layers[1].sealed_tokens, 2048);
     assert_int_equal(layers[1].indexed_tokens, 0);
     fixture.job.open.dense_layer_count = 0;

@@ -14,38 +14,11 @@ static const struct shape shape = {.layers = 2,
                                    .dtype = PP_F32,
                                    .estimator = {.kind = PP_LSH, .k = 6, .l = 40, .t = 2}};
 
-static struct an_layer_info layers[PP_LAYERS_MAX];
-
-static const struct an_layer_info *info(struct fixture *fixture, uint64_t handle)
-{
-    fixture->job.get = (struct an_get_args){.part = {handle, 0}, .layers = layers};
-    assert_int_equal(fixture_run(fixture, AN_JOB_GET), PP_OK);
-    return layers;
-}
-
 /* Polls until layer 0 has that many indexed tokens: every poll waits for the builder's wake. */
 static void wait_indexed(struct fixture *fixture, uint64_t handle, uint64_t tokens)
 {
-    while (info(fixture, handle)->indexed_tokens < tokens) {
+    while (fixture_layers(fixture, handle)->indexed_tokens < tokens) {
         (void)an_exec_poll(fixture->exec, 100000);
-    }
-}
-
-static void wait_empty(struct fixture *fixture)
-{
-    struct an_exec_usage usage;
-    do {
-        (void)an_exec_poll(fixture->exec, 1000);
-        an_exec_usage(fixture->exec, &usage);
-    } while (usage.index_bytes != 0);
-    fixture_expect_empty(fixture);
-}
-
-static void make_queries(float *q)
-{
-    struct pp_rng rng = {.seed = 5};
-    for (int i = 0; i < 256; i++) {
-        q[i] = (float)pp_rng_normal(&rng);
     }
 }
 
@@ -59,7 +32,7 @@ static void attends_go_on_while_indexes_are_built_and_use_them_when_they_are_the
     fixture_start(&fixture, &config);
     uint64_t handle = fixture_open(&fixture, &shape, 1);
     float q[256];
-    make_queries(q);
+    make_queries(5, 256, q);
     struct an_attend_item item;
     for (uint32_t at = 0; at < 8192; at += 512) {
         assert_int_equal(fixture_append(&fixture, handle, 1, &shape, 0, at, 512, 3, false), PP_OK);
@@ -74,7 +47,7 @@ static void attends_go_on_while_indexes_are_built_and_use_them_when_they_are_the
         assert_true(item.keys_read[head] > 0 && item.keys_read[head] < 8192);
     }
     (void)fixture_close(&fixture, handle);
-    wait_empty(&fixture);
+    fixture_wait_empty(&fixture);
     fixture_stop(&fixture);
 }
 
@@ -107,7 +80,7 @@ static void the_builder_builds_alone(void **state)
     /* A joined thread of another test may be counted until it is gone: fewer is no fault. */
     assert_true(threads_of_this_process() <= before);
     (void)fixture_close(&fixture, handle);
-    wait_empty(&fixture);
+    fixture_wait_empty(&fixture);
     fixture_stop(&fixture);
 }
 
@@ -115,7 +88,7 @@ static void background_and_inline_builds_answer_alike(void **state)
 {
     (void)state;
     float q[256], first[256];
-    make_queries(q);
+    make_queries(5, 256, q);
     for (int sync = 0; sync < 2; sync++) {
         struct fixture fixture = {.now_us = 1};
         struct an_exec_config config = fixture_config(&fixture);
@@ -124,7 +97,7 @@ static void background_and_inline_builds_answer_alike(void **state)
         uint64_t handle = fixture_open(&fixture, &shape, 1);
         assert_int_equal(fixture_append(&fixture, handle, 1, &shape, 0, 0, 4096, 3, false), PP_OK);
         wait_indexed(&fixture, handle, 4096);
-        while (info(&fixture, handle)->segments > 1) { /* until they are merged */
+        while (fixture_layers(&fixture, handle)->segments > 1) { /* until they are merged */
             (void)an_exec_poll(fixture.exec, 100000);
         }
         struct an_attend_item item;
@@ -137,7 +110,7 @@ static void background_and_inline_builds_answer_alike(void **state)
             assert_memory_equal(first, item.o, sizeof(first));
         }
         (void)fixture_close(&fixture, handle);
-        wait_empty(&fixture);
+        fixture_wait_empty(&fixture);
         fixture_stop(&fixture);
     }
 }
@@ -161,7 +134,7 @@ static void parts_closed_and_cut_under_a_build_leave_nothing_behind(void **state
         }
         (void)fixture_close(&fixture, handle);
     }
-    wait_empty(&fixture);
+    fixture_wait_empty(&fixture);
     fixture_stop(&fixture);
 }
 
@@ -185,7 +158,7 @@ static void a_build_is_published_while_a_fork_refers_to_its_segment(void **state
     (void)fixture_close(&fixture, parent);
     wait_indexed(&fixture, child, 2048);
     (void)fixture_close(&fixture, child);
-    wait_empty(&fixture);
+    fixture_wait_empty(&fixture);
     fixture_stop(&fixture);
 }
 
@@ -253,7 +226,7 @@ static void signatures_of_the_worker_and_of_the_node_give_the_same_answers(void 
 {
     (void)state;
     float q[256], first[256], centre[128];
-    make_queries(q);
+    make_queries(5, 256, q);
     struct pp_rng rng = {.seed = 11};
     for (int i = 0; i < 128; i++) {
         centre[i] = (float)pp_rng_normal(&rng) * 0.05f;
@@ -266,7 +239,7 @@ static void signatures_of_the_worker_and_of_the_node_give_the_same_answers(void 
         /* 100 rows before: the border is the worker's, not a multiple of anything. */
         assert_int_equal(fixture_append(&fixture, handle, 1, &shape, 0, 0, 100, 3, true), PP_OK);
         append_segment(&fixture, handle, 100, 2500, 700, centre, (enum spoil)spoil);
-        const struct an_layer_info *layer = info(&fixture, handle);
+        const struct an_layer_info *layer = fixture_layers(&fixture, handle);
         assert_int_equal(layer->segments, 2);
         assert_int_equal(layer->sealed_tokens, 2600);
         assert_int_equal(layer->indexed_tokens, 2500);
@@ -311,9 +284,9 @@ static void a_worker_segment_cut_short_by_seal_is_hashed_by_the_node(void **stat
     fixture.job.seal = (struct an_seal_args){.part = {handle, 1}};
     assert_int_equal(fixture_run(&fixture, AN_JOB_SEAL), PP_OK);
     assert_int_equal(fixture.job.seal.segments, 1);
-    assert_int_equal(info(&fixture, handle)->indexed_tokens, 2700);
+    assert_int_equal(fixture_layers(&fixture, handle)->indexed_tokens, 2700);
     float q[256];
-    make_queries(q);
+    make_queries(5, 256, q);
     struct an_attend_item item;
     assert_int_equal(fixture_attend(&fixture, handle, 1, 0, 2700, 1, q, 4, 64, PP_LSH, &item),
                      PP_OK);

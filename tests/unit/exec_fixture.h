@@ -28,6 +28,7 @@ struct fixture {
     struct an_job job;
     uint8_t *arena;
     struct an_exec_usage empty; /* usage before the first part */
+    struct an_layer_info layers[PP_LAYERS_MAX];
 };
 
 static inline uint64_t fixture_now_us(void *context)
@@ -92,6 +93,25 @@ static inline void fixture_expect_empty(struct fixture *fixture)
     assert_int_equal(usage.scratch_bytes, fixture->empty.scratch_bytes);
 }
 
+/* Until the builder has left as well. */
+static inline void fixture_wait_empty(struct fixture *fixture)
+{
+    struct an_exec_usage usage;
+    do {
+        (void)an_exec_poll(fixture->exec, 1000);
+        an_exec_usage(fixture->exec, &usage);
+    } while (usage.index_bytes != 0);
+    fixture_expect_empty(fixture);
+}
+
+/* What a part's layers are like now, of any generation: fixture->layers. */
+static inline const struct an_layer_info *fixture_layers(struct fixture *fixture, uint64_t handle)
+{
+    fixture->job.get = (struct an_get_args){.part = {handle, 0}, .layers = fixture->layers};
+    assert_int_equal(fixture_run(fixture, AN_JOB_GET), PP_OK);
+    return fixture->layers;
+}
+
 struct shape {
     uint32_t layers, q_heads, kv_heads, dim;
     enum pp_dtype dtype;
@@ -134,6 +154,14 @@ static inline void make_rows(const struct shape *shape, uint64_t salt, uint64_t 
     for (uint64_t i = 0; i < count * width; i++) {
         uint64_t bits = pp_rng_at(salt, begin * width + i);
         out[i] = (float)(int16_t)(bits & 0xffff) * 0x1p-14f;
+    }
+}
+
+static inline void make_queries(uint64_t salt, uint32_t count, float *q)
+{
+    struct pp_rng rng = {.seed = salt};
+    for (uint32_t i = 0; i < count; i++) {
+        q[i] = (float)pp_rng_normal(&rng);
     }
 }
 

@@ -10,14 +10,6 @@ static const struct shape small = {.layers = 2,
                                    .dtype = PP_F32,
                                    .estimator = {.kind = PP_EXACT}};
 
-static void make_queries(uint64_t salt, uint32_t count, float *q)
-{
-    struct pp_rng rng = {.seed = salt};
-    for (uint32_t i = 0; i < count; i++) {
-        q[i] = (float)pp_rng_normal(&rng);
-    }
-}
-
 static void open_append_attend_close_gives_exact_attention_and_all_bytes_back(void **state)
 {
     (void)state;

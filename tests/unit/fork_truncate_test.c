@@ -56,14 +56,6 @@ static enum pp_status truncate_part(uint64_t handle, uint64_t generation, uint64
     return fixture_run(&fixture, AN_JOB_TRUNCATE);
 }
 
-static const struct an_layer_info *info(uint64_t handle)
-{
-    static struct an_layer_info layers[PP_LAYERS_MAX];
-    fixture.job.get = (struct an_get_args){.part = {handle, 0}, .layers = layers};
-    assert_int_equal(fixture_run(&fixture, AN_JOB_GET), PP_OK);
-    return layers;
-}
-
 /* Rows [start, start + count) of layer 0 are those made with salt. */
 static void expect_rows(uint64_t handle, uint64_t generation, uint64_t start, uint32_t count,
                         uint64_t salt)
@@ -133,7 +125,7 @@ static void fork_asked_again_is_the_same_part_and_otherwise_exists(void **state)
     assert_int_equal(append_both(child, 1, 60, 5, 20), PP_OK);
     assert_int_equal(fork_part(parent, 1, 60, 2), PP_OK);
     assert_int_equal(fixture.job.fork.handle, child);
-    assert_int_equal(info(child)[0].held_tokens, 65);
+    assert_int_equal(fixture_layers(&fixture, child)[0].held_tokens, 65);
     assert_int_equal(fork_part(parent, 1, 61, 2), PP_PART_EXISTS);
     assert_int_equal(fork_part(parent, 1, 60, 1), PP_PART_EXISTS);
     assert_int_equal(fork_part(parent, 2, 60, 3), PP_STALE_GENERATION);
@@ -148,17 +140,17 @@ static void truncate_raises_the_generation_once_and_old_requests_are_stale(void 
     assert_int_equal(append_both(handle, 1, 0, 2000, 10), PP_OK);
     assert_int_equal(truncate_part(handle, 1, 1, 5), PP_INVALID_ARGUMENT);
     assert_int_equal(truncate_part(handle, 3, 4, 5), PP_STALE_GENERATION);
-    assert_int_equal(info(handle)[0].held_tokens, 2000);
+    assert_int_equal(fixture_layers(&fixture, handle)[0].held_tokens, 2000);
     assert_int_equal(truncate_part(handle, 1, 4, 1200), PP_OK);
-    assert_int_equal(info(handle)[0].held_tokens, 1200);
+    assert_int_equal(fixture_layers(&fixture, handle)[0].held_tokens, 1200);
     assert_int_equal(append_both(handle, 1, 1200, 10, 10), PP_STALE_GENERATION);
     assert_int_equal(append_both(handle, 4, 1200, 10, 10), PP_OK);
     /* The truncate's answer was lost and it is sent again: the ten rows stay. */
     assert_int_equal(truncate_part(handle, 1, 4, 1200), PP_OK);
-    assert_int_equal(info(handle)[0].held_tokens, 1210);
+    assert_int_equal(fixture_layers(&fixture, handle)[0].held_tokens, 1210);
     assert_int_equal(truncate_part(handle, 1, 4, 1100), PP_STALE_GENERATION);
     assert_int_equal(truncate_part(handle, 4, 5, 0), PP_OK);
-    assert_int_equal(info(handle)[1].held_tokens, 0);
+    assert_int_equal(fixture_layers(&fixture, handle)[1].held_tokens, 0);
     assert_int_equal(append_both(handle, 5, 0, 1030, 40), PP_OK);
     expect_rows(handle, 5, 0, 1030, 40);
     (void)fixture_close(&fixture, handle);
@@ -216,7 +208,7 @@ static void a_full_segment_of_identical_keys_does_not_wrap(void **state)
     fixture.job.append = append_args(handle, 1, &one, 0, count, rows, rows);
     fixture.job.append.bulk = true;
     assert_int_equal(fixture_run(&fixture, AN_JOB_APPEND), PP_OK);
-    const struct an_layer_info *layer = info(handle);
+    const struct an_layer_info *layer = fixture_layers(&fixture, handle);
     assert_int_equal(layer->segments, 1);
     assert_int_equal(layer->indexed_tokens, count);
     /* One row more begins the next extent. */

@@ -4,14 +4,6 @@
  */
 #include "tests/unit/exec_fixture.h"
 
-static void make_queries(uint64_t salt, uint32_t count, float *q)
-{
-    struct pp_rng rng = {.seed = salt};
-    for (uint32_t i = 0; i < count; i++) {
-        q[i] = (float)pp_rng_normal(&rng);
-    }
-}
-
 #define SHADOWS    6
 #define MAX_TOKENS 700u
 

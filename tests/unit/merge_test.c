@@ -11,23 +11,6 @@ static const struct shape shape = {.layers = 2,
                                    .dtype = PP_F32,
                                    .estimator = {.kind = PP_LSH, .k = 6, .l = 40, .t = 2}};
 
-static struct an_layer_info layers[PP_LAYERS_MAX];
-
-static const struct an_layer_info *info(struct fixture *fixture, uint64_t handle)
-{
-    fixture->job.get = (struct an_get_args){.part = {handle, 0}, .layers = layers};
-    assert_int_equal(fixture_run(fixture, AN_JOB_GET), PP_OK);
-    return layers;
-}
-
-static void make_queries(float *q)
-{
-    struct pp_rng rng = {.seed = 5};
-    for (int i = 0; i < 4 * 32; i++) {
-        q[i] = (float)pp_rng_normal(&rng);
-    }
-}
-
 static void grow(struct fixture *fixture, uint64_t handle, uint32_t from, uint32_t to,
                  uint32_t step)
 {
@@ -41,7 +24,7 @@ static void attend(struct fixture *fixture, uint64_t handle, uint64_t held,
                    enum pp_estimator_kind kind, struct an_attend_item *item)
 {
     float q[4 * 32];
-    make_queries(q);
+    make_queries(5, 4 * 32, q);
     assert_int_equal(fixture_attend(fixture, handle, 1, 0, held, 1, q, 4, 32, kind, item), PP_OK);
     assert_true(answer_error(item, &shape, 3, q) < (kind == PP_EXACT ? 1e-4 : 0.5));
 }
@@ -72,10 +55,10 @@ static void growth_by_decoding_keeps_few_segments(void **state)
         for (uint32_t rest = (at + 64) / 1024; rest > 0; rest /= 4) {
             digits += rest % 4;
         }
-        assert_int_equal(info(&fixture, handle)->segments, digits);
-        assert_int_equal(layers[0].indexed_tokens, (at + 64) / 1024 * 1024);
+        assert_int_equal(fixture_layers(&fixture, handle)->segments, digits);
+        assert_int_equal(fixture.layers[0].indexed_tokens, (at + 64) / 1024 * 1024);
     }
-    assert_int_equal(layers[0].segments, 4); /* 16,384 and 3 of 1,024 */
+    assert_int_equal(fixture.layers[0].segments, 4); /* 16,384 and 3 of 1,024 */
     assert_int_equal(merges_counted(&stats), 5);
     struct an_attend_item item;
     attend(&fixture, handle, 20032, PP_LSH, &item);
@@ -122,7 +105,7 @@ static void exact_answers_stay_to_the_bit_and_sampled_ones_stay_estimates(void *
         fixture_start(&fixture, &config);
         uint64_t handle = fixture_open(&fixture, &shape, 1);
         grow(&fixture, handle, 0, 9000, 64);
-        assert_int_equal(info(&fixture, handle)->segments, merged == 0 ? 8 : 2);
+        assert_int_equal(fixture_layers(&fixture, handle)->segments, merged == 0 ? 8 : 2);
         struct an_attend_item item;
         attend(&fixture, handle, 9000, PP_LSH, &item);
         attend(&fixture, handle, 9000, PP_EXACT, &item);
@@ -147,11 +130,11 @@ static void a_full_extent_becomes_one_segment(void **state)
     uint64_t handle = fixture_open(&fixture, &small, 1);
     uint32_t held = PP_SEGMENT_TOKENS_MAX;
     assert_int_equal(fixture_append(&fixture, handle, 1, &small, 0, 0, held, 3, false), PP_OK);
-    uint32_t open = info(&fixture, handle)->segments;
+    uint32_t open = fixture_layers(&fixture, handle)->segments;
     assert_true(open > 1 && open < 10);
     assert_int_equal(fixture_append(&fixture, handle, 1, &small, 0, held, 1, 3, false), PP_OK);
-    assert_int_equal(info(&fixture, handle)->segments, 1);
-    assert_int_equal(layers[0].indexed_tokens, held);
+    assert_int_equal(fixture_layers(&fixture, handle)->segments, 1);
+    assert_int_equal(fixture.layers[0].indexed_tokens, held);
     (void)fixture_close(&fixture, handle);
     fixture_expect_empty(&fixture);
     fixture_stop(&fixture);
@@ -177,11 +160,11 @@ static void what_a_fork_sees_is_merged_when_the_fork_is_gone(void **state)
     grow(&fixture, handle, 0, 3072, 1024);
     uint64_t child = fork_part(&fixture, handle, 3072);
     grow(&fixture, handle, 3072, 4096, 1024);
-    assert_int_equal(info(&fixture, handle)->segments, 4);
+    assert_int_equal(fixture_layers(&fixture, handle)->segments, 4);
     (void)fixture_close(&fixture, child);
     grow(&fixture, handle, 4096, 4160, 64);
-    assert_int_equal(info(&fixture, handle)->segments, 1);
-    assert_int_equal(info(&fixture, handle)->indexed_tokens, 4096);
+    assert_int_equal(fixture_layers(&fixture, handle)->segments, 1);
+    assert_int_equal(fixture_layers(&fixture, handle)->indexed_tokens, 4096);
     struct an_attend_item item;
     attend(&fixture, handle, 4160, PP_LSH, &item);
     (void)fixture_close(&fixture, handle);
@@ -203,7 +186,7 @@ static void without_room_to_spare_segments_stay_and_appends_go_on(void **state)
         fixture_start(&fixture, &config);
         uint64_t handle = fixture_open(&fixture, &shape, 1);
         grow(&fixture, handle, 0, 4096, 64);
-        assert_int_equal(info(&fixture, handle)->segments, 4);
+        assert_int_equal(fixture_layers(&fixture, handle)->segments, 4);
         struct an_exec_usage usage;
         an_exec_usage(fixture.exec, &usage);
         used = usage.kv_bytes + usage.index_bytes + usage.tail_bytes + usage.scratch_bytes;
@@ -213,21 +196,11 @@ static void without_room_to_spare_segments_stay_and_appends_go_on(void **state)
     }
 }
 
-static void wait_empty(struct fixture *fixture)
-{
-    struct an_exec_usage usage;
-    do {
-        (void)an_exec_poll(fixture->exec, 1000);
-        an_exec_usage(fixture->exec, &usage);
-    } while (usage.index_bytes != 0);
-    fixture_expect_empty(fixture);
-}
-
 /* Polls until layer 0 has that many segments, all indexed. */
 static void wait_segments(struct fixture *fixture, uint64_t handle, uint32_t segments)
 {
-    while (info(fixture, handle)->segments != segments ||
-           layers[0].indexed_tokens != layers[0].sealed_tokens) {
+    while (fixture_layers(fixture, handle)->segments != segments ||
+           fixture->layers[0].indexed_tokens != fixture->layers[0].sealed_tokens) {
         (void)an_exec_poll(fixture->exec, 100000);
     }
 }
@@ -249,7 +222,7 @@ static void merges_in_the_background_end_alike(void **state)
     wait_segments(&fixture, handle, 2);
     attend(&fixture, handle, 9000, PP_LSH, &item);
     (void)fixture_close(&fixture, handle);
-    wait_empty(&fixture);
+    fixture_wait_empty(&fixture);
     fixture_stop(&fixture);
 }
 
@@ -277,7 +250,7 @@ static void forks_cuts_and_closes_under_a_merge_leave_right_answers_and_nothing_
                 fixture_append(&fixture, handle, 2, &shape, 0, 1500 + round, 3000, 3, false),
                 PP_OK);
             float q[4 * 32];
-            make_queries(q);
+            make_queries(5, 4 * 32, q);
             assert_int_equal(
                 fixture_attend(&fixture, handle, 2, 0, 4500 + round, 1, q, 4, 32, PP_EXACT, &item),
                 PP_OK);
@@ -289,7 +262,7 @@ static void forks_cuts_and_closes_under_a_merge_leave_right_answers_and_nothing_
             (void)fixture_close(&fixture, child);
         }
     }
-    wait_empty(&fixture);
+    fixture_wait_empty(&fixture);
     fixture_stop(&fixture);
 }
 
