@@ -65,7 +65,13 @@ struct sim_item *sim_item_new(const void *header, size_t header_bytes,
     return item;
 }
 
-static size_t item_bytes(const struct sim_item *item)
+struct sim_item *sim_item_copy(const struct sim_item *item)
+{
+    struct pp_payload payload = {.data = item->payload.data, .bytes = item->payload.bytes};
+    return sim_item_new(item->header, item->header_bytes, &payload);
+}
+
+size_t sim_item_bytes(const struct sim_item *item)
 {
     return item->header_bytes + item->payload.bytes;
 }
@@ -78,7 +84,7 @@ static void message_release(struct pp_message *message)
 /* The bytes as one message, cut into pieces at random. */
 static struct sim_message *message_new(struct pp_sim_net *net, const struct sim_item *item)
 {
-    size_t bytes = item_bytes(item);
+    size_t bytes = sim_item_bytes(item);
     struct sim_message *message = malloc(sizeof(*message) + bytes);
     PP_ASSERT(message != NULL);
     memcpy(message->data, item->header, item->header_bytes);
@@ -251,7 +257,7 @@ void sim_call_pump(struct pp_call *call)
     int to = 1 - call->side;
     while (call->queue_count != 0) {
         struct sim_item *item = call->queue[call->queue_first];
-        size_t bytes = item_bytes(item);
+        size_t bytes = sim_item_bytes(item);
         if (stream->unread[to] != 0 && stream->unread[to] + bytes > SIM_WINDOW_BYTES) {
             break;
         }
@@ -389,8 +395,10 @@ static void deliver_message(struct pp_call *call)
         sim_post(net, stream, SIM_WINDOW, 1 - call->side, NULL, NULL);
     }
     sim_digest(net, message_hash(message));
-    if (call->events.message != NULL) {
+    sim_pass(call->endpoint, PP_SIM_BEFORE_RECEIVE);
+    if (call->events.message != NULL && !call->endpoint->dead && !call->endpoint->cut_off) {
         call->events.message(call->context, call, &message->base);
+        sim_pass(call->endpoint, PP_SIM_AFTER_RECEIVE);
     } else {
         free(message);
     }

@@ -1,7 +1,7 @@
 /*
- * What the two files of the simulated network share: sim_net.c has time, links and connections,
- * sim_transport.c the operations of an endpoint. A stream is one call seen by both sides; side 0 is
- * the client's.
+ * What the files of the simulated network share: sim_net.c has events and connections, sim_clock.c
+ * clocks and timers, sim_break.c what goes wrong, sim_call.c one side of a call, sim_transport.c
+ * the operations of an endpoint. A stream is one call seen by both sides; side 0 is the client's.
  */
 #ifndef PIGPEN_TESTS_SIM_SIM_INTERNAL_H
 #define PIGPEN_TESTS_SIM_SIM_INTERNAL_H
@@ -35,12 +35,26 @@ struct sim_message {
 
 struct sim_endpoint;
 
+struct sim_clock {
+    struct sim_clock *next;
+    struct pp_sim_net *net;
+    char name[64];
+    int64_t ahead_us; /* of the network's */
+};
+
+struct sim_timer {
+    uint64_t at_us;
+    void (*run)(void *context);
+    void *context;
+};
+#define SIM_TIMERS 64u
+
 struct sim_connection {
     struct sim_connection *next;
     struct sim_endpoint *ends[2]; /* NULL: gone, or not reached yet */
     char names[2][64];
     bool alive;
-    bool severed;         /* one end died without a word */
+    bool gone[2];         /* that end has died: it sends and takes nothing */
     uint64_t clear_us[2]; /* when the last message towards a side arrives */
 };
 
@@ -129,7 +143,9 @@ struct sim_endpoint {
     struct pp_sim_net *net;
     struct sim_endpoint *next;
     char name[64];
+    struct sim_clock *clock;
     bool dead;
+    bool cut_off; /* dead to its peers */
     bool paused;
     bool (*step)(void *context);
     void *step_context;
@@ -151,7 +167,7 @@ struct sim_link {
     char names[2][64];
     uint64_t delay_us_min;
     uint64_t delay_us_max;
-    bool cut;
+    bool cut[2]; /* what goes to names[0], to names[1] */
 };
 
 struct pp_sim_net {
@@ -160,7 +176,7 @@ struct pp_sim_net {
     uint64_t now_us;
     uint64_t sequence;
     uint64_t digest;
-    uint64_t deliveries;
+    uint64_t deliveries, breaks, duplicates;
     int port_next;
     bool running; /* inside a poll that moves the clock */
     struct sim_event *heap;
@@ -172,10 +188,35 @@ struct pp_sim_net {
     struct sim_endpoint *endpoints;
     struct sim_connection *connections;
     struct sim_link *links;
+    struct sim_clock *clocks;
+    pp_sim_watch_fn *watch;
+    void *watch_context;
+    struct sim_timer timers[SIM_TIMERS];
+    uint32_t timer_count;
 };
 
-/* sim_net.c */
+/* sim_break.c */
 struct sim_link *sim_link_of(struct pp_sim_net *net, const char *a, const char *b);
+/* Whether nothing gets through to that side now. */
+bool sim_is_cut(struct pp_sim_net *net, const struct sim_connection *connection, int to);
+/* Whether a keepalive would go unanswered. */
+bool sim_unresponsive(struct pp_sim_net *net, const struct sim_connection *connection);
+
+/* sim_clock.c */
+struct sim_clock *sim_clock_of(struct pp_sim_net *net, const char *name);
+static inline uint64_t sim_clock_now(const struct sim_clock *clock)
+{
+    return (uint64_t)((int64_t)clock->net->now_us + clock->ahead_us);
+}
+/* The timer that is due first; NULL: none waits. */
+struct sim_timer *sim_timer_first(struct pp_sim_net *net);
+/* Only where nobody is in the middle of a step. */
+void sim_timers_run(struct pp_sim_net *net);
+
+/* sim_net.c */
+void sim_heap_push(struct pp_sim_net *net, const struct sim_event *event);
+/* Tells the watcher. */
+void sim_pass(struct sim_endpoint *endpoint, enum pp_sim_point point);
 struct sim_connection *sim_connection_new(struct pp_sim_net *net, struct sim_endpoint *client,
                                           const char *server_name);
 void sim_connection_break(struct pp_sim_net *net, struct sim_connection *connection);
@@ -203,6 +244,8 @@ struct sim_item *sim_item_new(const void *header, size_t header_bytes,
 void sim_item_free(struct sim_item *item);
 /* Copies a payload that is its sender's, and releases that. */
 void sim_item_keep(struct sim_item *item);
+struct sim_item *sim_item_copy(const struct sim_item *item);
+size_t sim_item_bytes(const struct sim_item *item);
 struct sim_end sim_end_of(enum pp_status status, const char *message);
 struct pp_call *sim_call_new(struct sim_endpoint *endpoint, struct pp_channel *channel,
                              struct sim_stream *stream, int side);

@@ -1,6 +1,6 @@
 /*
- * The simulated network: the clock, the heap of events to come, links, connections and how they
- * break. Moves only when polled.
+ * The simulated network: the heap of events to come, connections, and how time goes on. Moves only
+ * when polled. What goes wrong on purpose is in sim_break.c.
  */
 #include "tests/sim/sim_net.h"
 
@@ -12,16 +12,8 @@
 #include "common/base/limits.h"
 #include "tests/sim/sim_internal.h"
 
-static uint64_t clock_now(void *context)
-{
-    const struct pp_sim_net *net = context;
-    return net->now_us;
-}
-
-struct pp_clock pp_sim_net_clock(struct pp_sim_net *net)
-{
-    return (struct pp_clock){.now_us = clock_now, .context = net};
-}
+/* How late an answer comes the second time, at most. */
+#define DUPLICATE_US 3000000u
 
 uint64_t pp_sim_net_now_us(const struct pp_sim_net *net)
 {
@@ -38,9 +30,38 @@ uint64_t pp_sim_net_deliveries(const struct pp_sim_net *net)
     return net->deliveries;
 }
 
-void pp_sim_net_break_rate(struct pp_sim_net *net, double break_rate)
+uint64_t pp_sim_net_breaks(const struct pp_sim_net *net)
+{
+    return net->breaks;
+}
+
+uint64_t pp_sim_net_duplicates(const struct pp_sim_net *net)
+{
+    return net->duplicates;
+}
+
+void pp_sim_net_rates(struct pp_sim_net *net, double break_rate, double duplicate_rate)
 {
     net->config.break_rate = break_rate;
+    net->config.duplicate_rate = duplicate_rate;
+}
+
+void pp_sim_net_tick(struct pp_sim_net *net, uint64_t tick_us)
+{
+    net->config.tick_us = tick_us;
+}
+
+void pp_sim_watch(struct pp_sim_net *net, pp_sim_watch_fn *watch, void *context)
+{
+    net->watch = watch;
+    net->watch_context = context;
+}
+
+void sim_pass(struct sim_endpoint *endpoint, enum pp_sim_point point)
+{
+    if (endpoint->net->watch != NULL) {
+        endpoint->net->watch(endpoint->net->watch_context, endpoint->name, point);
+    }
 }
 
 void sim_digest(struct pp_sim_net *net, uint64_t value)
@@ -94,6 +115,11 @@ void pp_sim_net_destroy(struct pp_sim_net *net)
         net->connections = connection->next;
         free(connection);
     }
+    while (net->clocks != NULL) {
+        struct sim_clock *clock = net->clocks;
+        net->clocks = clock->next;
+        free(clock);
+    }
     while (net->links != NULL) {
         struct sim_link *link = net->links;
         net->links = link->next;
@@ -119,7 +145,7 @@ static void grow(struct sim_event **list, size_t count, size_t *capacity)
     PP_ASSERT(*list != NULL);
 }
 
-static void heap_push(struct pp_sim_net *net, const struct sim_event *event)
+void sim_heap_push(struct pp_sim_net *net, const struct sim_event *event)
 {
     grow(&net->heap, net->heap_count, &net->heap_capacity);
     size_t at = net->heap_count++;
@@ -153,25 +179,6 @@ static struct sim_event heap_pop(struct pp_sim_net *net)
     return first;
 }
 
-struct sim_link *sim_link_of(struct pp_sim_net *net, const char *a, const char *b)
-{
-    for (struct sim_link *link = net->links; link != NULL; link = link->next) {
-        if ((strcmp(link->names[0], a) == 0 && strcmp(link->names[1], b) == 0) ||
-            (strcmp(link->names[0], b) == 0 && strcmp(link->names[1], a) == 0)) {
-            return link;
-        }
-    }
-    struct sim_link *link = calloc(1, sizeof(*link));
-    PP_ASSERT(link != NULL);
-    snprintf(link->names[0], sizeof(link->names[0]), "%s", a);
-    snprintf(link->names[1], sizeof(link->names[1]), "%s", b);
-    link->delay_us_min = net->config.delay_us_min;
-    link->delay_us_max = net->config.delay_us_max;
-    link->next = net->links;
-    net->links = link;
-    return link;
-}
-
 static uint64_t draw_delay_us(struct pp_sim_net *net, const struct sim_connection *connection)
 {
     const struct sim_link *link =
@@ -189,6 +196,7 @@ struct sim_connection *sim_connection_new(struct pp_sim_net *net, struct sim_end
     snprintf(connection->names[SIM_CLIENT], sizeof(connection->names[0]), "%s", client->name);
     snprintf(connection->names[SIM_SERVER], sizeof(connection->names[0]), "%s", server_name);
     connection->alive = true;
+    connection->gone[SIM_CLIENT] = client->cut_off;
     /* The handshake: there and back before the first message leaves. */
     uint64_t ready_us = net->now_us + draw_delay_us(net, connection);
     connection->clear_us[SIM_SERVER] = ready_us + draw_delay_us(net, connection);
@@ -203,7 +211,7 @@ static void post_at(struct pp_sim_net *net, struct sim_event *event)
     if (event->stream != NULL) {
         ++event->stream->refs;
     }
-    heap_push(net, event);
+    sim_heap_push(net, event);
 }
 
 void sim_post_local(struct pp_sim_net *net, struct sim_stream *stream,
@@ -215,10 +223,27 @@ void sim_post_local(struct pp_sim_net *net, struct sim_stream *stream,
     post_at(net, &event);
 }
 
+/* The same message once more, up to DUPLICATE_US later: out of order where others follow. */
+static void post_again(struct pp_sim_net *net, const struct sim_event *event)
+{
+    struct sim_event again = *event;
+    again.item = sim_item_copy(event->item);
+    again.at_us += pp_rng_u64(&net->rng) % DUPLICATE_US;
+    event->stream->unread[event->to] += sim_item_bytes(again.item);
+    post_at(net, &again);
+    net->duplicates++;
+}
+
 void sim_post(struct pp_sim_net *net, struct sim_stream *stream, enum sim_event_kind kind, int to,
               struct sim_item *item, const struct sim_end *end)
 {
     struct sim_connection *connection = stream->connection;
+    if (connection->gone[1 - to]) {
+        if (item != NULL) {
+            sim_item_free(item);
+        }
+        return;
+    }
     uint64_t at_us = net->now_us + draw_delay_us(net, connection);
     if (at_us < connection->clear_us[to]) {
         at_us = connection->clear_us[to];
@@ -234,11 +259,16 @@ void sim_post(struct pp_sim_net *net, struct sim_stream *stream, enum sim_event_
         event.end = *end;
     }
     bool breaks = kind == SIM_MESSAGE && pp_rng_uniform(&net->rng) < net->config.break_rate;
+    net->breaks += breaks ? 1 : 0;
     bool before = breaks && pp_rng_u64(&net->rng) % 2 == 0;
     if (before) {
         sim_post_local(net, NULL, connection, SIM_BREAK, to, at_us);
     }
     post_at(net, &event);
+    if (kind == SIM_MESSAGE && to == SIM_CLIENT && stream->kind == PP_CALL_BIDI &&
+        net->config.duplicate_rate > 0 && pp_rng_uniform(&net->rng) < net->config.duplicate_rate) {
+        post_again(net, &event);
+    }
     if (breaks && !before) {
         sim_post_local(net, NULL, connection, SIM_BREAK, to, at_us);
     }
@@ -284,31 +314,19 @@ static bool needs_network(enum sim_event_kind kind)
     return kind != SIM_LOST && kind != SIM_DEADLINE && kind != SIM_KEEPALIVE && kind != SIM_BREAK;
 }
 
-static bool unresponsive(struct pp_sim_net *net, const struct sim_connection *connection)
-{
-    const struct sim_link *link =
-        sim_link_of(net, connection->names[SIM_CLIENT], connection->names[SIM_SERVER]);
-    bool paused = false;
-    for (int side = 0; side < 2; ++side) {
-        paused |= connection->ends[side] != NULL && connection->ends[side]->paused;
-    }
-    return link->cut || connection->severed || paused;
-}
-
 static void apply(struct pp_sim_net *net, struct sim_event *event)
 {
     struct sim_connection *connection = event->connection;
     if (event->kind == SIM_BREAK) {
         sim_connection_break(net, connection);
     } else if (event->kind == SIM_KEEPALIVE) {
-        if (unresponsive(net, connection)) {
+        if (sim_unresponsive(net, connection)) {
             sim_connection_break(net, connection);
         }
-    } else if (needs_network(event->kind) && (!connection->alive || connection->severed)) {
+    } else if (needs_network(event->kind) && (!connection->alive || connection->gone[event->to])) {
         event_drop(event);
         return;
-    } else if (needs_network(event->kind) &&
-               sim_link_of(net, connection->names[0], connection->names[1])->cut) {
+    } else if (needs_network(event->kind) && sim_is_cut(net, connection, event->to)) {
         grow(&net->held, net->held_count, &net->held_capacity);
         net->held[net->held_count++] = *event;
         return;
@@ -346,83 +364,6 @@ void sim_apply_due(struct pp_sim_net *net)
     }
 }
 
-void pp_sim_link_delay(struct pp_sim_net *net, const char *a, const char *b, uint64_t delay_us_min,
-                       uint64_t delay_us_max)
-{
-    PP_ASSERT(delay_us_min <= delay_us_max);
-    struct sim_link *link = sim_link_of(net, a, b);
-    link->delay_us_min = delay_us_min;
-    link->delay_us_max = delay_us_max;
-}
-
-static bool between(const struct sim_connection *connection, const char *a, const char *b)
-{
-    return (strcmp(connection->names[0], a) == 0 && strcmp(connection->names[1], b) == 0) ||
-           (strcmp(connection->names[0], b) == 0 && strcmp(connection->names[1], a) == 0);
-}
-
-void pp_sim_link_cut(struct pp_sim_net *net, const char *a, const char *b, bool cut)
-{
-    sim_link_of(net, a, b)->cut = cut;
-    if (cut) {
-        for (struct sim_connection *at = net->connections; at != NULL; at = at->next) {
-            if (at->alive && between(at, a, b)) {
-                sim_post_local(net, NULL, at, SIM_KEEPALIVE, 0, net->now_us + PP_SIM_KEEPALIVE_US);
-            }
-        }
-        return;
-    }
-    size_t kept = 0;
-    for (size_t i = 0; i < net->held_count; ++i) {
-        if (between(net->held[i].connection, a, b)) {
-            net->held[i].at_us = net->now_us; /* the sequence keeps them in order */
-            heap_push(net, &net->held[i]);
-        } else {
-            net->held[kept++] = net->held[i];
-        }
-    }
-    net->held_count = kept;
-}
-
-void pp_sim_link_break(struct pp_sim_net *net, const char *a, const char *b)
-{
-    for (struct sim_connection *at = net->connections; at != NULL; at = at->next) {
-        if (between(at, a, b)) {
-            sim_connection_break(net, at);
-        }
-    }
-}
-
-void pp_sim_crash(struct pp_transport *transport, bool silent)
-{
-    struct sim_endpoint *endpoint = (struct sim_endpoint *)transport;
-    struct pp_sim_net *net = endpoint->net;
-    for (struct sim_connection *at = net->connections; at != NULL; at = at->next) {
-        if (!at->alive || (at->ends[0] != endpoint && at->ends[1] != endpoint)) {
-            continue;
-        }
-        if (silent) {
-            at->severed = true;
-            sim_post_local(net, NULL, at, SIM_KEEPALIVE, 0, net->now_us + PP_SIM_KEEPALIVE_US);
-        } else {
-            sim_connection_break(net, at);
-        }
-    }
-    endpoint->dead = true;
-}
-
-void pp_sim_pause(struct pp_transport *transport, bool paused)
-{
-    struct sim_endpoint *endpoint = (struct sim_endpoint *)transport;
-    struct pp_sim_net *net = endpoint->net;
-    endpoint->paused = paused;
-    for (struct sim_connection *at = net->connections; paused && at != NULL; at = at->next) {
-        if (at->alive && (at->ends[0] == endpoint || at->ends[1] == endpoint)) {
-            sim_post_local(net, NULL, at, SIM_KEEPALIVE, 0, net->now_us + PP_SIM_KEEPALIVE_US);
-        }
-    }
-}
-
 void pp_sim_process(struct pp_transport *transport, bool (*step)(void *context), void *context)
 {
     struct sim_endpoint *endpoint = (struct sim_endpoint *)transport;
@@ -444,14 +385,25 @@ static bool step_all(struct pp_sim_net *net, const struct sim_endpoint *but)
     return progress;
 }
 
+/* Somebody waits for what never comes. */
+#define HOURS_MAX UINT64_C(3)
+
 static void advance(struct pp_sim_net *net, uint64_t until_us)
 {
+    PP_ASSERT(net->now_us < HOURS_MAX * 3600000000u);
     uint64_t next_us = net->now_us + net->config.tick_us;
     if (net->heap_count != 0 && net->heap[0].at_us < next_us) {
         next_us = net->heap[0].at_us;
     }
+    const struct sim_timer *timer = sim_timer_first(net);
+    next_us = timer != NULL && timer->at_us < next_us ? timer->at_us : next_us;
     next_us = next_us < until_us ? next_us : until_us;
     net->now_us = next_us > net->now_us ? next_us : net->now_us;
+}
+
+static uint64_t saturating_sum(uint64_t one, uint64_t other)
+{
+    return one < UINT64_MAX - other ? one + other : UINT64_MAX;
 }
 
 /* A world that is busy without time passing is stuck. */
@@ -463,18 +415,20 @@ size_t sim_poll(struct pp_transport *transport, uint64_t until_us)
     struct pp_sim_net *net = endpoint->net;
     for (unsigned rounds = 0;; ++rounds) {
         PP_ASSERT(rounds < ROUNDS_MAX);
+        sim_timers_run(net);
         sim_apply_due(net);
         if (sim_deliver_one(endpoint)) {
             return 1;
         }
-        if (atomic_exchange(&endpoint->woken, false) || net->running || net->now_us >= until_us) {
+        uint64_t now_us = sim_clock_now(endpoint->clock);
+        if (atomic_exchange(&endpoint->woken, false) || net->running || now_us >= until_us) {
             return 0;
         }
         net->running = true;
         bool progress = step_all(net, endpoint);
         net->running = false;
         if (!progress) {
-            advance(net, until_us);
+            advance(net, saturating_sum(net->now_us, until_us - now_us));
             rounds = 0;
         }
     }
@@ -485,6 +439,7 @@ bool pp_sim_net_run(struct pp_sim_net *net, uint64_t until_us, bool (*done)(void
 {
     PP_ASSERT(!net->running);
     for (unsigned rounds = 0; rounds < ROUNDS_MAX; ++rounds) {
+        sim_timers_run(net);
         sim_apply_due(net);
         if (done != NULL && done(context)) {
             return true;

@@ -82,8 +82,13 @@ static enum pp_status call_start(struct pp_channel *channel, const char *path,
     call->context = context;
     snprintf(call->peer, sizeof(call->peer), "sim:%s", channel->address);
     if (deadline_us != 0) {
+        uint64_t now_us = sim_clock_now(endpoint->clock);
+        uint64_t left_us = deadline_us > now_us ? deadline_us - now_us : 0;
         sim_post_local(net, stream, stream->connection, SIM_DEADLINE, SIM_CLIENT,
-                       deadline_us > net->now_us ? deadline_us : net->now_us);
+                       net->now_us + left_us);
+    }
+    if (endpoint->cut_off) {
+        sim_post_local(net, stream, stream->connection, SIM_LOST, SIM_CLIENT, net->now_us + 1);
     }
     sim_post(net, stream, SIM_OPEN, SIM_SERVER, NULL, NULL);
     *call_out = call;
@@ -106,11 +111,17 @@ static enum pp_status call_send(struct pp_call *call, const void *header, size_t
     if (call->last_queued) {
         return PP_FAILED_PRECONDITION;
     }
+    bool only_close = header == NULL && payload == NULL && last;
+    if (!only_close) {
+        sim_pass(call->endpoint, PP_SIM_BEFORE_SEND);
+    }
+    if (call->endpoint->dead || call->endpoint->cut_off) {
+        return PP_CANCELLED;
+    }
     size_t bytes = header_bytes + (payload != NULL ? payload->bytes : 0);
     if (bytes > net->config.message_bytes_max) {
         return PP_MESSAGE_TOO_LARGE;
     }
-    bool only_close = header == NULL && payload == NULL && last;
     if (!only_close && call->queue_count == PP_SEND_QUEUE_MAX) {
         call->want_writable = true;
         return PP_QUEUE;
@@ -124,6 +135,9 @@ static enum pp_status call_send(struct pp_call *call, const void *header, size_t
         call->last_queued = true;
     }
     sim_call_pump(call);
+    if (!only_close) {
+        sim_pass(call->endpoint, PP_SIM_AFTER_SEND);
+    }
     return PP_OK;
 }
 
@@ -270,8 +284,10 @@ struct pp_transport *pp_sim_transport_new(struct pp_sim_net *net, const char *na
 {
     struct sim_endpoint *endpoint = calloc(1, sizeof(*endpoint));
     PP_ASSERT(endpoint != NULL && strlen(name) < sizeof(endpoint->name));
-    endpoint->base = (struct pp_transport){.ops = &sim_operations, .clock = pp_sim_net_clock(net)};
+    endpoint->base =
+        (struct pp_transport){.ops = &sim_operations, .clock = pp_sim_clock(net, name)};
     endpoint->net = net;
+    endpoint->clock = sim_clock_of(net, name);
     snprintf(endpoint->name, sizeof(endpoint->name), "%s", name);
     /* At the end: processes take their steps in order of making. */
     struct sim_endpoint **link = &net->endpoints;
