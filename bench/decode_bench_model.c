@@ -171,7 +171,7 @@ static enum pp_status model_step(const struct decode_settings *settings,
     uint32_t id = model.ids[model.turn++ % settings->context];
     for (uint32_t i = 0; i < settings->sequences; ++i) {
         struct gw_sequence *sequence = model.sequences[i];
-        gw_sequence_use(sequence, estimator);
+        gw_sequence_use(sequence, estimator, false);
         enum pp_status status = gw_sequence_step(sequence, id, model.logits, &step);
         if (status != PP_OK) {
             gw_worker_explain(stderr, "a step", status, sequence);

@@ -252,8 +252,9 @@ struct an_tune_layer {
 struct an_tune_args {
     struct an_part_ref part;      /* generation 0: any */
     float target_error;           /* above 0, at most 1 */
-    struct an_tune_layer *layers; /* [PP_LAYERS_MAX], caller's memory */
-    uint32_t layer_count;         /* out */
+    struct an_tune_layer *layers; /* [PP_LAYERS_MAX] by layer, caller's memory; out: of the range */
+    uint32_t layer_begin;
+    uint32_t layer_count; /* 0: all from layer_begin on; out: how many those are */
 };
 
 struct an_job {

@@ -206,7 +206,7 @@ static enum pp_status next_layer(struct an_exec *exec)
     struct an_tune_args *args = &tuning->job->tune;
     struct an_part *part;
     PP_TRY(an_exec_find(exec, &args->part, true, &part));
-    for (; tuning->layer < args->layer_count; tuning->layer++) {
+    for (; tuning->layer < args->layer_begin + args->layer_count; tuning->layer++) {
         const struct an_layer *layer = &part->layers[tuning->layer];
         args->layers[tuning->layer] = (struct an_tune_layer){.tokens = layer->sealed_tokens};
         tuning->q_rows =
@@ -248,13 +248,19 @@ enum pp_status an_exec_tune(struct an_exec *exec, struct an_job *job)
         return PP_INVALID_ARGUMENT;
     }
     PP_TRY(an_exec_find(exec, &args->part, true, &part));
+    uint32_t layers = part->spec.shape.layers;
+    if (args->layer_begin >= layers || args->layer_count > layers - args->layer_begin) {
+        an_job_explain(job, "the part has %u layers", layers);
+        return PP_INVALID_ARGUMENT;
+    }
     if (exec->tuning != NULL) {
         an_job_explain(job, "another part is being tuned");
         return PP_QUEUE;
     }
     PP_TRY(tuning_new(exec, part, &exec->tuning));
     exec->tuning->job = job;
-    args->layer_count = part->spec.shape.layers;
+    exec->tuning->layer = args->layer_begin;
+    args->layer_count = args->layer_count > 0 ? args->layer_count : layers - args->layer_begin;
     enum pp_status status = next_layer(exec);
     if (status != PP_OK) {
         (void)an_exec_tune_end(exec);

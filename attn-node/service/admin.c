@@ -230,10 +230,10 @@ const ProtobufCMessage *an_encode_tune(struct an_service *service, struct an_req
     pigpen__v1__tune_part_response__init(out);
     out->incarnation = service->config.incarnation;
     for (uint32_t index = 0; index < args->layer_count; ++index) {
-        const struct an_tune_layer *layer = &args->layers[index];
+        const struct an_tune_layer *layer = &args->layers[args->layer_begin + index];
         Pigpen__V1__LayerTuning *tuning = &scratch->tunings[index];
         pigpen__v1__layer_tuning__init(tuning);
-        tuning->layer = index;
+        tuning->layer = args->layer_begin + index;
         if (layer->estimator.kind != PP_ESTIMATOR_NONE) {
             encode_estimator(&layer->estimator, &scratch->estimators[index]);
             tuning->estimator = &scratch->estimators[index];

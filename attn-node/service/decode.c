@@ -308,6 +308,8 @@ enum pp_status an_decode_tune(const Pigpen__V1__TunePartRequest *request, uint64
     memset(&job->tune, 0, sizeof(job->tune));
     PP_TRY(an_decode_part(request->part, incarnation, job, &job->tune.part));
     job->tune.target_error = request->target_error;
+    job->tune.layer_begin = request->layer_begin;
+    job->tune.layer_count = request->layer_count;
     return an_decode_take(arena, PP_LAYERS_MAX, sizeof(struct an_tune_layer), &job->tune.layers);
 }
 

@@ -33,6 +33,15 @@ struct pp_estimators {
  * or "FIRST-LAST". PP_INVALID_ARGUMENT: error_out says what is wrong and what to write. */
 PP_MUST_USE enum pp_status pp_estimators_parse(const char *text, struct pp_estimators *out,
                                                char *error_out, size_t error_bytes);
+/* One as pp_estimator_parse reads it, a share and an error with three digits; "" of kind NONE. */
+#define PP_ESTIMATOR_TEXT_BYTES 96u
+void pp_estimator_text(const struct pp_estimator *estimator, char text[PP_ESTIMATOR_TEXT_BYTES]);
+/* The texts of layers 0 to count - 1 as one for all and others for runs of layers; layers whose
+ * text is "" go with the others. count at most PP_LAYERS_MAX. false: none has a text, or there are
+ * more runs than may be named; out then says as much as fits. */
+#define PP_ESTIMATORS_TEXT_BYTES (PP_ESTIMATOR_RANGES_MAX * (PP_ESTIMATOR_TEXT_BYTES + 16u) + 128u)
+bool pp_estimators_text(char (*texts)[PP_ESTIMATOR_TEXT_BYTES], size_t count,
+                        char out[PP_ESTIMATORS_TEXT_BYTES]);
 /* That of a layer. */
 const struct pp_estimator *pp_estimators_of(const struct pp_estimators *estimators, uint32_t layer);
 /* The same for every layer, in whatever order they were named. */

@@ -8,17 +8,14 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "common/attn/estimators.h"
 #include "common/base/limits.h"
 #include "deploy/ctl/ctl.h"
 #include "pigpen/v1/admin.pb-c.h"
 
-#define ADMIN          "/pigpen.v1.AdminService/"
-#define WAIT_US        600000000ull
-#define TEXT_BYTES     64u
-#define ESTIMATE_BYTES (PP_ESTIMATOR_RANGES_MAX * (TEXT_BYTES + 16u))
+#define ADMIN   "/pigpen.v1.AdminService/"
+#define WAIT_US 600000000ull
 
 /* The part asked for, or the only one of the node, and the node's incarnation. */
 static enum ctl_exit find_part(struct ctl *ctl, Pigpen__V1__PartRef *part_out)
@@ -61,63 +58,23 @@ static double rounded_share(double share)
 }
 
 /* What a worker would say for a layer; "" where the node says nothing. */
-static void layer_text(const Pigpen__V1__LayerTuning *layer, char text[TEXT_BYTES])
+static void layer_text(const Pigpen__V1__LayerTuning *layer, char text[PP_ESTIMATOR_TEXT_BYTES])
 {
-    const Pigpen__V1__Estimator *estimator = layer->estimator;
-    text[0] = '\0';
-    if (estimator == NULL) {
-        return;
+    const Pigpen__V1__Estimator *said = layer->estimator;
+    struct pp_estimator estimator = {.kind = PP_ESTIMATOR_NONE};
+    if (said != NULL && layer->dense) {
+        estimator.kind = PP_EXACT;
+    } else if (said != NULL && said->kind == PIGPEN__V1__ESTIMATOR_KIND__ESTIMATOR_KIND_LSH) {
+        uint32_t tables = (said->l + 7) / 8 * 8;
+        estimator = (struct pp_estimator){
+            .kind = PP_LSH, .k = said->k, .l = tables < 512 ? tables : 512, .t = said->t};
+    } else if (said != NULL) {
+        estimator =
+            (struct pp_estimator){.kind = PP_SKETCH,
+                                  .bits = said->bits,
+                                  .rows_share = (float)rounded_share((double)said->rows_share)};
     }
-    if (layer->dense) {
-        (void)snprintf(text, TEXT_BYTES, "exact");
-    } else if (estimator->kind == PIGPEN__V1__ESTIMATOR_KIND__ESTIMATOR_KIND_LSH) {
-        uint32_t tables = (estimator->l + 7) / 8 * 8;
-        (void)snprintf(text, TEXT_BYTES, "lsh:k=%u,l=%u,t=%u", estimator->k,
-                       tables < 512 ? tables : 512, estimator->t);
-    } else {
-        (void)snprintf(text, TEXT_BYTES, "sketch:bits=%u,share=%.3g", estimator->bits,
-                       rounded_share((double)estimator->rows_share));
-    }
-}
-
-/* The text that most layers have; ties: the first. NULL when none has any. */
-static const char *most_common(char (*texts)[TEXT_BYTES], size_t count)
-{
-    const char *best = NULL;
-    size_t best_count = 0;
-    for (size_t i = 0; i < count; ++i) {
-        size_t same = 0;
-        for (size_t j = 0; j < count && texts[i][0] != '\0'; ++j) {
-            same += strcmp(texts[i], texts[j]) == 0;
-        }
-        best = same > best_count ? texts[i] : best;
-        best_count = same > best_count ? same : best_count;
-    }
-    return best;
-}
-
-/* One estimator for all and others for runs of layers; layers of which nothing is known go with
- * their neighbours. false: more runs than a worker takes. */
-static bool estimators_text(char (*texts)[TEXT_BYTES], size_t count, char *out, size_t out_bytes)
-{
-    const char *common = most_common(texts, count);
-    int used = snprintf(out, out_bytes, "%s", common != NULL ? common : "");
-    uint32_t ranges = 0;
-    for (size_t first = 0; first < count && common != NULL;) {
-        size_t last = first;
-        bool other = texts[first][0] != '\0' && strcmp(texts[first], common) != 0;
-        while (last + 1 < count && strcmp(texts[last + 1], texts[first]) == 0) {
-            ++last;
-        }
-        if (other && ++ranges <= PP_ESTIMATOR_RANGES_MAX) {
-            used += first == last ? snprintf(out + used, out_bytes - (size_t)used, "/%zu:%s", first,
-                                             texts[first])
-                                  : snprintf(out + used, out_bytes - (size_t)used, "/%zu-%zu:%s",
-                                             first, last, texts[first]);
-        }
-        first = last + 1;
-    }
-    return common != NULL && ranges <= PP_ESTIMATOR_RANGES_MAX;
+    pp_estimator_text(&estimator, text);
 }
 
 static void put_layer(const Pigpen__V1__LayerTuning *layer, const char *text, json_t *list)
@@ -143,8 +100,8 @@ static void put_layer(const Pigpen__V1__LayerTuning *layer, const char *text, js
 
 static enum ctl_exit put_answer(struct ctl *ctl, const Pigpen__V1__TunePartResponse *answer)
 {
-    static char texts[PP_LAYERS_MAX][TEXT_BYTES];
-    static char line[ESTIMATE_BYTES];
+    static char texts[PP_LAYERS_MAX][PP_ESTIMATOR_TEXT_BYTES];
+    static char line[PP_ESTIMATORS_TEXT_BYTES];
     size_t count = answer->n_layers < PP_LAYERS_MAX ? answer->n_layers : PP_LAYERS_MAX;
     json_t *list = ctl->json ? json_array() : NULL;
     if (list == NULL) {
@@ -155,7 +112,7 @@ static enum ctl_exit put_answer(struct ctl *ctl, const Pigpen__V1__TunePartRespo
         layer_text(answer->layers[i], texts[i]);
         put_layer(answer->layers[i], texts[i], list);
     }
-    bool fits = estimators_text(texts, count, line, sizeof(line));
+    bool fits = pp_estimators_text(texts, count, line);
     if (list != NULL) {
         ctl_print_json(json_pack("{s:f, s:s, s:o}", "target_error", ctl->target_error, "estimator",
                                  fits ? line : "", "layers", list));

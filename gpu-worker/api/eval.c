@@ -13,6 +13,7 @@
 #include "gpu-worker/api/program.h"
 #include "gpu-worker/api/progress.h"
 #include "gpu-worker/api/statistics.h"
+#include "gpu-worker/api/tuning.h"
 #include "gpu-worker/api/worker.h"
 
 #define EVAL_OPTIONS_MAX (GW_WORKER_OPTIONS_MAX + 8u)
@@ -34,7 +35,8 @@ struct eval {
     struct gw_eval_text text;
     struct gw_sequence *sequence;
     struct pp_estimators opened; /* what the sequence was opened with */
-    uint64_t prefill_us;
+    uint64_t prefill_us, tune_us;
+    float tune_error; /* 0: nothing is tuned */
 };
 
 static const char eval_examples[] =
@@ -169,6 +171,11 @@ static enum pp_status eval_check(void *context)
         fprintf(stderr, "--estimators: %s\n", error);
         return status;
     }
+    uint32_t open = 0;
+    for (uint32_t i = 0; i < eval->estimator_count; i++) {
+        open += gw_tune_open(&eval->estimators[i].estimators) ? 1 : 0;
+    }
+    PP_TRY(gw_tune_check(&eval->worker_options, open, stderr, &eval->tune_error));
     for (uint32_t i = 0; i < eval->estimator_count; i++) {
         struct gw_eval_estimator *one = &eval->estimators[i];
         if (pp_estimators_sample(&one->estimators) || eval->estimator_count == 1) {
@@ -227,7 +234,8 @@ static enum pp_status eval_dump(const struct eval *eval)
     return PP_OK;
 }
 
-static enum pp_status eval_report(struct eval *eval, const char *estimator,
+/* tuned: its budget is. */
+static enum pp_status eval_report(struct eval *eval, const char *estimator, bool tuned,
                                   const struct gw_eval_run *run)
 {
     double rows = (double)run->score.rows;
@@ -239,6 +247,9 @@ static enum pp_status eval_report(struct eval *eval, const char *estimator,
            gw_statistics_share(run->steps.keys_read, run->steps.keys_held),
            (double)run->steps.total_us * 1e-3 / rows);
     gw_statistics_print_errors(gw_sequence_errors(eval->sequence), &run->steps, stdout);
+    if (tuned) {
+        gw_tuning_print(eval->sequence, eval->tune_error, stdout);
+    }
     fflush(stdout);
     json_t *object = json_object();
     json_object_set_new(object, "program", json_string("eval"));
@@ -253,6 +264,9 @@ static enum pp_status eval_report(struct eval *eval, const char *estimator,
     json_object_set_new(object, "prefill_s", json_real((double)eval->prefill_us * 1e-6));
     gw_statistics_steps(object, &run->steps);
     gw_statistics_errors(object, gw_sequence_errors(eval->sequence), &run->steps);
+    if (tuned) {
+        gw_tuning_json(object, eval->sequence, eval->tune_error, eval->tune_us);
+    }
     gw_statistics_held(object, &eval->worker, eval->sequence);
     if (eval->dump_path[0] != '\0') {
         json_t *ids = json_array();
@@ -283,6 +297,7 @@ static enum pp_status eval_open_sequence(struct eval *eval, uint32_t index)
                                               eval->worker_options.worker_signatures,
                                           .balance = eval->worker_options.sketch_balance,
                                           .errors = eval->worker_options.errors,
+                                          .tune = eval->tune_error > 0.0f,
                                           .compare_exact = eval->compare,
                                           .dense_layers = eval->worker.dense_layers,
                                           .dense_layer_count = eval->worker.dense_layer_count,
@@ -295,8 +310,19 @@ static enum pp_status eval_open_sequence(struct eval *eval, uint32_t index)
     gw_worker_follow_nodes(&eval->worker);
     PP_TRY(gw_sequence_open(eval->worker.engine, &options, &eval->sequence));
     PP_TRY(gw_eval_text_prefill(&eval->text, eval->sequence, eval_bar(eval)));
-    eval->prefill_us = pp_clock_now_us(&eval->worker.clock) - begin_us;
+    uint64_t tuned_us = pp_clock_now_us(&eval->worker.clock);
+    eval->prefill_us = tuned_us - begin_us;
+    if (eval->tune_error > 0.0f && pp_estimators_sample(&eval->opened)) {
+        PP_TRY(gw_eval_text_tune(eval->tune_error, eval->sequence, eval_bar(eval)));
+    }
+    eval->tune_us = pp_clock_now_us(&eval->worker.clock) - tuned_us;
     return first ? eval_dump(eval) : PP_OK;
+}
+
+/* Whether an estimator's budget is what tuning found. */
+static bool eval_tunes(const struct eval *eval, uint32_t index)
+{
+    return eval->tune_error > 0.0f && gw_tune_open(&eval->estimators[index].estimators);
 }
 
 /* Exact runs on whatever sequence there is; an index serves its own parameters only, and any budget
@@ -316,7 +342,8 @@ static enum pp_status eval_take_sequence(struct eval *eval, uint32_t index)
     }
     static const struct pp_estimator own = {.kind = PP_ESTIMATOR_NONE};
     same = pp_estimators_same(wanted, &eval->opened);
-    gw_sequence_use(eval->sequence, same ? &own : &wanted->common);
+    bool tuned = eval_tunes(eval, index);
+    gw_sequence_use(eval->sequence, same || tuned ? &own : &wanted->common, tuned);
     return PP_OK;
 }
 
@@ -335,7 +362,7 @@ static enum pp_status eval_estimator(struct eval *eval, uint32_t index)
         gw_worker_explain(stderr, estimator->text, status, eval->sequence);
         return status;
     }
-    PP_TRY(eval_report(eval, estimator->text, &run));
+    PP_TRY(eval_report(eval, estimator->text, eval_tunes(eval, index), &run));
     if (pp_estimators_sample(&estimator->estimators) && run.steps.attends_estimated == 0) {
         fprintf(stderr, "%s was never used: the nodes hold too few tokens for an index\n",
                 estimator->text);

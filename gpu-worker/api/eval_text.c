@@ -47,7 +47,7 @@ void gw_eval_text_free(struct gw_eval_text *text)
 
 static bool eval_text_progress(void *context, enum gw_phase phase, uint64_t done, uint64_t total)
 {
-    static const char *const labels[] = {"prefill", "store", "index"};
+    static const char *const labels[] = {"prefill", "store", "index", "load", "save", "tune"};
     struct gw_progress *progress = context;
     if (progress != NULL) {
         gw_progress_show(progress, labels[phase], done, total);
@@ -81,6 +81,14 @@ enum pp_status gw_eval_text_prefill(struct gw_eval_text *text, struct gw_sequenc
     PP_TRY(status);
     text->has_reference = true;
     return gw_sequence_mark(sequence, eval_text_prompt(text));
+}
+
+enum pp_status gw_eval_text_tune(float error, struct gw_sequence *sequence,
+                                 struct gw_progress *progress)
+{
+    enum pp_status status = gw_sequence_tune(sequence, error, eval_text_progress, progress);
+    eval_text_progress_end(progress);
+    return status;
 }
 
 /* Steps over the measured tokens, fed with the text. */

@@ -47,6 +47,10 @@ PP_MUST_USE enum pp_status gw_eval_text_prefill(struct gw_eval_text *text,
                                                 struct gw_sequence *sequence,
                                                 struct gw_progress *progress);
 
+/* Behind the prefill: gw_sequence_tune, by queries in front of the measured tokens. */
+PP_MUST_USE enum pp_status gw_eval_text_tune(float error, struct gw_sequence *sequence,
+                                             struct gw_progress *progress);
+
 /* Goes back to before the measured tokens, decodes them fed with the text, and scores each step
  * against the reference. */
 PP_MUST_USE enum pp_status gw_eval_text_run(struct gw_eval_text *text, struct gw_sequence *sequence,

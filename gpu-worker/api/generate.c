@@ -16,6 +16,7 @@
 #include "gpu-worker/api/progress.h"
 #include "gpu-worker/api/prompt.h"
 #include "gpu-worker/api/statistics.h"
+#include "gpu-worker/api/tuning.h"
 #include "gpu-worker/api/worker.h"
 #include "gpu-worker/ops/sample.h"
 
@@ -48,7 +49,8 @@ struct generate {
     float *logits; /* [vocab] */
     char *answer;
     size_t answer_bytes, answer_capacity;
-    uint64_t prefill_us, save_us;
+    uint64_t prefill_us, save_us, tune_us;
+    float tune_error; /* 0: layers are not tuned */
     uint64_t generated;
     const char *finish;
     struct gw_step_stats steps;
@@ -216,7 +218,7 @@ static size_t generate_options(struct generate *generate, struct pp_option *tabl
 
 static bool generate_progress(void *context, enum gw_phase phase, uint64_t done, uint64_t total)
 {
-    static const char *const labels[] = {"prefill", "store", "index", "load", "save"};
+    static const char *const labels[] = {"prefill", "store", "index", "load", "save", "tune"};
     struct generate *generate = context;
     if (!generate->worker_options.quiet) {
         gw_progress_show(&generate->progress, labels[phase], done, total);
@@ -234,6 +236,8 @@ static enum pp_status generate_check(void *context)
         fprintf(stderr, "--estimator: %s\n", error);
         return status;
     }
+    PP_TRY(gw_tune_check(&generate->worker_options, gw_tune_open(&generate->estimators) ? 1 : 0,
+                         stderr, &generate->tune_error));
     PP_TRY(gw_worker_target(&generate->worker_options, &generate->estimators, stderr));
     if (generate->prompt.prompt[0] == '\0' && generate->prompt.file[0] == '\0') {
         fprintf(stderr, "nothing to answer: give --prompt TEXT or --prompt-file PATH\n");
@@ -309,6 +313,7 @@ static enum pp_status generate_open(struct generate *generate)
         .worker_signatures = generate->worker_options.worker_signatures,
         .balance = generate->worker_options.sketch_balance,
         .errors = generate->worker_options.errors,
+        .tune = generate->tune_error > 0.0f,
         .dense_layers = generate->worker.dense_layers,
         .dense_layer_count = generate->worker.dense_layer_count,
         .hash_seed = generate->worker_options.hash_seed,
@@ -428,6 +433,25 @@ static enum pp_status generate_save(struct generate *generate)
     return status;
 }
 
+static enum pp_status generate_tune(struct generate *generate)
+{
+    if (generate->tune_error == 0.0f) {
+        return PP_OK;
+    }
+    uint64_t begin_us = pp_clock_now_us(&generate->worker.clock);
+    enum pp_status status =
+        gw_sequence_tune(generate->sequence, generate->tune_error, generate_progress, generate);
+    gw_progress_end(&generate->progress);
+    generate->tune_us = pp_clock_now_us(&generate->worker.clock) - begin_us;
+    if (status != PP_OK && status != PP_CANCELLED) {
+        gw_worker_explain(stderr, "tuning", status, generate->sequence);
+    }
+    if (status == PP_OK && !generate->worker_options.quiet) {
+        gw_tuning_print(generate->sequence, generate->tune_error, stderr);
+    }
+    return status;
+}
+
 static enum pp_status generate_run(struct generate *generate)
 {
     uint64_t begin_us = pp_clock_now_us(&generate->worker.clock);
@@ -445,6 +469,7 @@ static enum pp_status generate_run(struct generate *generate)
     if (generate->writer != NULL) {
         PP_TRY(generate_save(generate));
     }
+    PP_TRY(generate_tune(generate));
     status = generate_decode(generate);
     gw_detokenizer_finish(&generate->detokenizer);
     if (generate->answer_bytes > 0) {
@@ -515,6 +540,7 @@ static enum pp_status generate_report(struct generate *generate)
     json_object_set_new(object, "save_s", json_real((double)generate->save_us * 1e-6));
     gw_statistics_steps(object, &generate->steps);
     gw_statistics_errors(object, gw_sequence_errors(generate->sequence), &generate->steps);
+    gw_tuning_json(object, generate->sequence, generate->tune_error, generate->tune_us);
     gw_statistics_held(object, &generate->worker, generate->sequence);
     gw_statistics_text(object, "answer", answer, generate->answer_bytes);
     return gw_statistics_write(object, generate->json_path, stderr);

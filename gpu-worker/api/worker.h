@@ -42,6 +42,7 @@ struct gw_worker_options {
     const char *cache_dir;    /* "" or NULL: nothing is kept */
     bool errors;              /* nodes say how far off their answers may be */
     const char *metrics_file; /* "" or NULL: none */
+    const char *tune_at_seal; /* the error that layers are tuned for; "" or NULL: they are not */
     const char *target_error; /* of an estimator that names none; "" or NULL: none */
     int log_level;
     bool quiet; /* no progress on stderr */
@@ -106,6 +107,16 @@ PP_MUST_USE enum pp_status gw_layers_parse(const char *text, uint32_t layers, FI
 PP_MUST_USE enum pp_status gw_estimators_check(const char *option,
                                                const struct pp_estimators *estimators,
                                                uint32_t layers, FILE *errors);
+
+/* Whether --tune-at-seal is given. */
+bool gw_tune_wanted(const struct gw_worker_options *options);
+/* Whether tuning is what sets an estimator's budget: it samples and names none for all its layers.
+ */
+bool gw_tune_open(const struct pp_estimators *estimators);
+/* Its error. PP_INVALID_ARGUMENT with a line on errors when it is none, stands beside
+ * --target-error, or no estimator (`open` of those asked for) leaves its budget to it. */
+PP_MUST_USE enum pp_status gw_tune_check(const struct gw_worker_options *options, uint32_t open,
+                                         FILE *errors, float *error_out);
 
 /* Reads a whole file. *text_out is malloc'ed, NUL-ended behind its bytes. PP_IO with a line on
  * errors that names path and cause; PP_MEMORY. */

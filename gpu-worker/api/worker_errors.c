@@ -22,6 +22,17 @@ size_t gw_worker_error_options(struct gw_worker_options *options, struct pp_opti
          .help = "Relative error that every answer of a node is to be within, above 0 to 1, 0.1 "
                  "for instance: sketch reads as many keys as that takes, and what misses it is "
                  "attended exactly. Without it a fixed share of the keys is read."},
+        {.name = "tune-at-seal",
+         .kind = PP_OPTION_TEXT,
+         .target = &options->tune_at_seal,
+         .group = "Attention nodes",
+         .default_text = "",
+         .value_name = "E",
+         .help =
+             "Once the prompt is on the nodes they find out, by its last queries, what share of "
+             "the keys each layer must read for a relative error of E in the mean, 0.05 for "
+             "instance; layers that no share does it for are attended exactly. Then every "
+             "answer costs the same, unlike with --target-error."},
         {.name = "cache-dir",
          .kind = PP_OPTION_TEXT,
          .target = &options->cache_dir,
@@ -88,6 +99,48 @@ enum pp_status gw_worker_target(const struct gw_worker_options *options,
     worker_target_one(target, &estimators->common);
     for (uint32_t i = 0; i < estimators->range_count; i++) {
         worker_target_one(target, &estimators->ranges[i].estimator);
+    }
+    return PP_OK;
+}
+
+bool gw_tune_wanted(const struct gw_worker_options *options)
+{
+    return options->tune_at_seal != NULL && options->tune_at_seal[0] != '\0';
+}
+
+static bool tune_open_one(const struct pp_estimator *estimator)
+{
+    return estimator->kind == PP_EXACT || (estimator->rows == 0 && estimator->rows_share == 0.0f &&
+                                           estimator->target_error == 0.0f);
+}
+
+bool gw_tune_open(const struct pp_estimators *estimators)
+{
+    bool open = pp_estimators_sample(estimators) && tune_open_one(&estimators->common);
+    for (uint32_t i = 0; i < estimators->range_count; i++) {
+        open = open && tune_open_one(&estimators->ranges[i].estimator);
+    }
+    return open;
+}
+
+enum pp_status gw_tune_check(const struct gw_worker_options *options, uint32_t open, FILE *errors,
+                             float *error_out)
+{
+    *error_out = 0.0f;
+    if (!gw_tune_wanted(options)) {
+        return PP_OK;
+    }
+    PP_TRY(gw_error_parse("--tune-at-seal", options->tune_at_seal, errors, error_out));
+    if (options->target_error != NULL && options->target_error[0] != '\0') {
+        fprintf(errors, "--tune-at-seal sets a share of keys by layer, --target-error a bound for "
+                        "every answer: give one of them\n");
+        return PP_INVALID_ARGUMENT;
+    }
+    if (open == 0) {
+        fprintf(errors,
+                "--tune-at-seal finds the share of keys to read: name sketch or lsh without "
+                "share=, rows= and error=\n");
+        return PP_INVALID_ARGUMENT;
     }
     return PP_OK;
 }

@@ -102,6 +102,7 @@ struct gw_sequence_options {
     /* Nodes say how far off their answers may be, and the merged error is counted
      * (gw_sequence_errors) where the estimator is not exact. */
     bool errors;
+    bool tune; /* it will be tuned: a prefill keeps some of its last queries for that */
 };
 
 /* PP_OUT_OF_RANGE when tokens_expected is above tokens_max; PP_MEMORY; errors of nodes. */
@@ -110,8 +111,16 @@ PP_MUST_USE enum pp_status gw_sequence_open(struct gw_engine *engine,
                                             struct gw_sequence **sequence_out);
 void gw_sequence_close(struct gw_sequence *sequence);
 
-enum gw_phase { GW_PHASE_PREFILL, GW_PHASE_STORE, GW_PHASE_INDEX, GW_PHASE_FILL, GW_PHASE_KEEP };
-/* done of total: tokens x layers computed, filled or kept, or tokens the nodes stored or indexed.
+enum gw_phase {
+    GW_PHASE_PREFILL,
+    GW_PHASE_STORE,
+    GW_PHASE_INDEX,
+    GW_PHASE_FILL,
+    GW_PHASE_KEEP,
+    GW_PHASE_TUNE
+};
+/* done of total: tokens x layers computed, filled or kept, tokens the nodes stored or indexed, or
+ * layers tuned.
  * false ends what is being done: PP_CANCELLED. */
 typedef bool gw_progress_fn(void *context, enum gw_phase phase, uint64_t done, uint64_t total);
 
@@ -152,9 +161,34 @@ PP_MUST_USE enum pp_status gw_sequence_read(struct gw_sequence *sequence, uint32
 /* What the nodes balance a layer's sketches with, [kv head][dim]; NULL: nothing. */
 const float *gw_sequence_balance_of(const struct gw_sequence *sequence, uint32_t layer);
 
-/* How nodes attend from the next step on: exactly, or as the sequence was opened; kind NONE: the
- * latter. Another estimator than these two is refused by the nodes. */
-void gw_sequence_use(struct gw_sequence *sequence, const struct pp_estimator *estimator);
+/* How nodes attend from the next step on: exactly, or as the sequence was opened, with any budget;
+ * kind NONE: as it was opened, or as it was tuned when `tuned`. Another estimator than these is
+ * refused by the nodes. */
+void gw_sequence_use(struct gw_sequence *sequence, const struct pp_estimator *estimator,
+                     bool tuned);
+
+/* What tuning made of a layer. Errors are of answers merged with what is attended here. */
+struct gw_tuning {
+    struct pp_estimator used; /* kind NONE: as it was opened */
+    struct pp_estimator
+        proposed;     /* what would meet the error, lsh with other tables too; kind NONE:
+                         nothing is sampled, too little is held, or nodes do not say */
+    uint32_t queries; /* that it was tuned by */
+    float rows_share, error, error_worst; /* predicted under `proposed`: median and worst head */
+    float rows_share_now, error_now;      /* as it was opened */
+};
+/* After a prefill (opened with `tune`) or a fill: has the nodes say what each layer needs for
+ * answers, merged with what is attended here, within `error` (above 0, at most 1), by some of the
+ * prompt's last queries, else by those they were asked. From then on sketch layers read such a
+ * share, and layers that nothing does it for, or not the tables that they were opened with, are
+ * attended exactly. Nothing where nothing left the worker. A node that is lost meanwhile is
+ * recovered from; a layer that nodes do not speak of stays as it was opened. PP_INVALID_ARGUMENT,
+ * PP_CANCELLED, PP_MEMORY, errors of nodes. */
+PP_MUST_USE enum pp_status gw_sequence_tune(struct gw_sequence *sequence, float error,
+                                            gw_progress_fn *progress, void *context);
+uint32_t gw_sequence_layers(const struct gw_sequence *sequence);
+/* NULL: it was not tuned. */
+const struct gw_tuning *gw_sequence_tuning(const struct gw_sequence *sequence, uint32_t layer);
 
 /* Remembers the sequence as its first `length` tokens, all of which but those held by nodes must
  * still be here; a rewind makes it that again, whatever was run behind it, as often as wanted.

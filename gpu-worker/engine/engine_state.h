@@ -68,6 +68,16 @@ struct gw_mark {
     struct gw_sequence_layer *layers; /* [layers] of the marked rows; NULL without a remote */
 };
 
+/* Some of a prompt's last queries, of tokens GW_LATE_STRIDE apart, the last of which is the
+ * prompt's last one that has no place among the kept ones. */
+#define GW_LATE_ROWS   8u
+#define GW_LATE_STRIDE 4u
+struct gw_late {
+    bool wanted;
+    float *q;     /* [layers][GW_LATE_ROWS][q heads][dim] on the host; NULL: none are kept */
+    uint64_t end; /* behind the position of the last */
+};
+
 struct gw_sequence {
     struct gw_engine *engine;
     uint32_t *ids;      /* [tokens_expected] of the tokens that were run here; NULL: local */
@@ -77,9 +87,13 @@ struct gw_sequence {
     uint64_t tokens_expected;
     uint64_t step_seed;
     uint32_t tokens_kept;
-    bool signatures;               /* prefill makes those of lsh layers, not the nodes */
-    bool balance;                  /* nodes get that of sketch layers */
-    struct pp_estimator estimator; /* of attends; kind NONE: the remote sequence's own */
+    bool signatures; /* prefill makes those of lsh layers, not the nodes */
+    bool balance;    /* nodes get that of sketch layers */
+    struct pp_estimator
+        estimator;             /* of attends; kind NONE: as tuned, or the remote sequence's own */
+    struct gw_tuning *tunings; /* [layers]; NULL: not tuned */
+    bool untuned;              /* tunings do not count now */
+    struct gw_late late;       /* queries to tune by */
     uint64_t length;
     uint64_t handed;  /* tokens behind the sink given to the remote, every layer alike */
     uint64_t dropped; /* of those, no longer here: every layer acknowledged them */
@@ -126,13 +140,45 @@ void gw_balance_clear(struct gw_balance *balance, const struct gw_heads *heads);
 PP_MUST_USE enum pp_status gw_balance_measure(struct gw_engine *engine, struct gw_balance *balance,
                                               const void *k, uint64_t count);
 
+/* What an attend of a layer asks for; kind NONE: as the sequence was opened. */
+static inline const struct pp_estimator *gw_sequence_asks(const struct gw_sequence *sequence,
+                                                          uint32_t layer)
+{
+    bool tuned = sequence->estimator.kind == PP_ESTIMATOR_NONE && sequence->tunings != NULL &&
+                 !sequence->untuned;
+    return tuned ? &sequence->tunings[layer].used : &sequence->estimator;
+}
+
+/* Tuning found the layer better attended exactly: it is none that samples. */
+static inline bool gw_sequence_tuned_exact(const struct gw_sequence *sequence, uint32_t layer)
+{
+    const struct pp_estimator *asks = gw_sequence_asks(sequence, layer);
+    return asks != &sequence->estimator && asks->kind == PP_EXACT;
+}
+
 /* The target error of a layer's attends; 0: none. */
 static inline double gw_sequence_target(const struct gw_sequence *sequence, uint32_t layer)
 {
-    bool own = sequence->estimator.kind == PP_ESTIMATOR_NONE;
+    const struct pp_estimator *asks = gw_sequence_asks(sequence, layer);
+    bool own = asks->kind == PP_ESTIMATOR_NONE;
     return (double)(own ? gw_remote_estimator(sequence->remote, layer)->target_error
-                        : sequence->estimator.target_error);
+                        : asks->target_error);
 }
+
+/* tune.c. A prefill of `count` tokens begins: room for its late queries where they are wanted and
+ * something will leave. PP_MEMORY. */
+PP_MUST_USE enum pp_status gw_late_begin(struct gw_sequence *sequence, uint64_t count);
+/* Keeps those of a layer among engine->q [rows][q heads][dim] of the tokens from `position` on. */
+PP_MUST_USE enum pp_status gw_late_keep(struct gw_sequence *sequence, uint32_t layer,
+                                        uint64_t position, uint32_t rows);
+void gw_late_deinit(struct gw_sequence *sequence);
+/* step.c. The partial of engine->q, one row, over the sink and the tokens from `held` behind it on
+ * to `end`, into engine->o and engine->lse. Returns the rows it read in *rows_out. */
+PP_MUST_USE enum pp_status gw_step_attend_here(struct gw_sequence *sequence, uint32_t layer,
+                                               uint64_t held, uint64_t end, uint64_t *rows_out);
+/* step_errors.c. Adds every head's published error of the nodes' answer to *nodes_out, and of that
+ * merged with local_* to *merged_out. */
+void gw_step_add_published(const struct gw_engine *engine, double *nodes_out, double *merged_out);
 
 /* What a step learns of errors: gpu-worker/engine/step_errors.c. Copies what was attended here to
  * local_o and local_lse. */

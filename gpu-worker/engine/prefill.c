@@ -36,11 +36,12 @@ static enum pp_status prefill_report(const struct prefill *prefill, enum gw_phas
 }
 
 /* One chunk of a layer; kv holds the layer's rows from the sequence's first token on. */
-static enum pp_status prefill_chunk(struct prefill *prefill, const struct gw_layer *layer,
-                                    struct gw_kv_rows *kv, uint32_t begin, uint32_t rows)
+static enum pp_status prefill_chunk(struct prefill *prefill, uint32_t index, struct gw_kv_rows *kv,
+                                    uint32_t begin, uint32_t rows)
 {
     struct gw_sequence *sequence = prefill->sequence;
     struct gw_engine *engine = sequence->engine;
+    const struct gw_layer *layer = &engine->layers[index];
     const struct gw_device_ops *ops = engine->device->ops;
     uint64_t position = sequence->length + begin;
     uint64_t offset = position * sequence->row_bytes;
@@ -48,6 +49,7 @@ static enum pp_status prefill_chunk(struct prefill *prefill, const struct gw_lay
     PP_TRY(ops->rms_norm(engine->device, engine->stream, x, layer->attn_norm, engine->norm_epsilon,
                          rows, engine->info.hidden, engine->normed));
     PP_TRY(gw_engine_queries(engine, layer, position, rows));
+    PP_TRY(gw_late_keep(sequence, index, position, rows));
     if (prefill->balancing) {
         PP_TRY(ops->query_squares(engine->device, engine->stream, &engine->heads, engine->q, rows,
                                   prefill->balance.q_squares));
@@ -107,7 +109,6 @@ static enum pp_status prefill_layer(struct prefill *prefill, uint32_t index)
 {
     struct gw_sequence *sequence = prefill->sequence;
     struct gw_engine *engine = sequence->engine;
-    const struct gw_layer *layer = &engine->layers[index];
     struct gw_kv_rows kv = {sequence->layers[index].k, sequence->layers[index].v, 0};
     if (sequence->remote != NULL) {
         kv = (struct gw_kv_rows){prefill->k, prefill->v, 0};
@@ -121,7 +122,7 @@ static enum pp_status prefill_layer(struct prefill *prefill, uint32_t index)
     for (uint32_t begin = 0; begin < prefill->count; begin += engine->chunk_tokens) {
         uint32_t left = prefill->count - begin;
         uint32_t rows = left < engine->chunk_tokens ? left : engine->chunk_tokens;
-        PP_TRY(prefill_chunk(prefill, layer, &kv, begin, rows));
+        PP_TRY(prefill_chunk(prefill, index, &kv, begin, rows));
         PP_TRY(prefill_report(prefill, GW_PHASE_PREFILL,
                               (uint64_t)index * prefill->count + begin + rows, total));
     }
@@ -236,6 +237,9 @@ enum pp_status gw_sequence_prefill(struct gw_sequence *sequence, const uint32_t 
     }
     if (status == PP_OK && sequence->remote != NULL) {
         status = device->ops->alloc(device, count * sequence->row_bytes, &prefill.v);
+    }
+    if (status == PP_OK) {
+        status = gw_late_begin(sequence, count);
     }
     if (status == PP_OK && sequence->balance && count >= GW_BALANCE_TOKENS) {
         status = gw_balance_init(&engine->heads, &prefill.balance);

@@ -78,6 +78,7 @@ enum pp_status gw_sequence_open(struct gw_engine *engine, const struct gw_sequen
     sequence->step_seed = options->step_seed;
     sequence->tokens_kept = options->tokens_kept;
     sequence->signatures = options->worker_signatures;
+    sequence->late.wanted = options->tune && options->remote != NULL;
     sequence->balance = options->balance && options->remote != NULL;
     sequence->row_bytes = heads->kv_heads * pp_vector_bytes(heads->head_dim, heads->kv_dtype);
     uint64_t rows_kept = PP_SINK_TOKENS + PP_RECENT_TOKENS + options->tokens_kept +
@@ -117,6 +118,8 @@ void gw_sequence_close(struct gw_sequence *sequence)
         gw_remote_sequence_close(sequence->remote);
     }
     gw_mark_deinit(sequence);
+    gw_late_deinit(sequence);
+    free(sequence->tunings);
     sequence_free_layers(sequence);
     gw_errors_destroy(sequence->errors);
     free(sequence->ids);
@@ -131,9 +134,10 @@ uint64_t gw_sequence_leaving(const struct gw_sequence *sequence, uint64_t count)
     return sequence->remote != NULL && count > kept ? count - kept : 0;
 }
 
-void gw_sequence_use(struct gw_sequence *sequence, const struct pp_estimator *estimator)
+void gw_sequence_use(struct gw_sequence *sequence, const struct pp_estimator *estimator, bool tuned)
 {
     sequence->estimator = *estimator;
+    sequence->untuned = !tuned;
     if (sequence->errors != NULL) {
         gw_errors_clear(sequence->errors);
     }
@@ -198,6 +202,11 @@ enum pp_status gw_sequence_leave(struct gw_sequence *sequence)
     }
     PP_TRY(gw_remote_flush(sequence->remote));
     return sequence_drop(sequence);
+}
+
+uint32_t gw_sequence_layers(const struct gw_sequence *sequence)
+{
+    return sequence->engine->info.shape.layers;
 }
 
 uint64_t gw_sequence_length(const struct gw_sequence *sequence)

@@ -54,7 +54,7 @@ static enum pp_status step_ask(struct gw_sequence *sequence, uint32_t layer, uin
                                       .q_rows = 1,
                                       .q = engine->sent_q,
                                       .seeds = seed,
-                                      .estimator = sequence->estimator,
+                                      .estimator = *gw_sequence_asks(sequence, layer),
                                       .local_o = local ? engine->local_o : NULL,
                                       .local_lse = local ? engine->local_lse : NULL,
                                       .errors = sequence->errors != NULL};
@@ -77,8 +77,9 @@ static enum pp_status step_answer(struct gw_sequence *sequence, uint32_t layer, 
     stats->wait_us += pp_clock_now_us(&engine->clock) - begin_us;
     PP_TRY(local); /* the wait came first: nothing is in flight on the way out */
     PP_TRY(status);
+    bool used = answer.estimator_used && !gw_sequence_tuned_exact(sequence, layer);
     stats->attends += 1;
-    stats->attends_estimated += answer.estimator_used ? 1 : 0;
+    stats->attends_estimated += used ? 1 : 0;
     stats->node_us += answer.node_us;
     stats->network_us += answer.network_us;
     stats->keys_read += answer.keys_read;
@@ -93,7 +94,7 @@ static enum pp_status step_answer(struct gw_sequence *sequence, uint32_t layer, 
     if (sequence->errors != NULL) {
         gw_step_count_errors(sequence, layer);
     }
-    bool estimated = answer.estimator_used || (answer.flags & GW_ANSWER_TARGET_MISSED) != 0;
+    bool estimated = used || (answer.flags & GW_ANSWER_TARGET_MISSED) != 0;
     if (sequence->exact_o != NULL && estimated) {
         PP_TRY(gw_step_compare(sequence, layer, held, stats));
     }
@@ -106,6 +107,24 @@ static enum pp_status step_answer(struct gw_sequence *sequence, uint32_t layer, 
                       engine->node_o, engine->node_lse, engine->o, engine->lse);
 }
 
+enum pp_status gw_step_attend_here(struct gw_sequence *sequence, uint32_t layer, uint64_t held,
+                                   uint64_t end, uint64_t *rows_out)
+{
+    struct gw_engine *engine = sequence->engine;
+    struct gw_sequence_layer *kv = &sequence->layers[layer];
+    uint64_t row_bytes = sequence->row_bytes;
+    uint64_t rows = end - sequence->dropped;
+    uint64_t sink = rows < PP_SINK_TOKENS ? rows : PP_SINK_TOKENS;
+    uint64_t asked = held > sequence->dropped ? held - sequence->dropped : 0;
+    uint64_t rest = sink + asked;
+    struct gw_kv_rows spans[2] = {
+        {kv->k, kv->v, sink},
+        {(uint8_t *)kv->k + rest * row_bytes, (uint8_t *)kv->v + rest * row_bytes, rows - rest}};
+    *rows_out = rows - asked;
+    return engine->device->ops->attend_partial(engine->device, engine->stream, &engine->heads,
+                                               spans, 2, engine->q, 1, engine->o, engine->lse);
+}
+
 /* k and v of the token, and the partial over everything the nodes were not asked for. */
 static enum pp_status step_local(struct gw_sequence *sequence, uint32_t index, uint64_t held,
                                  struct gw_step_stats *stats)
@@ -113,20 +132,13 @@ static enum pp_status step_local(struct gw_sequence *sequence, uint32_t index, u
     struct gw_engine *engine = sequence->engine;
     struct gw_sequence_layer *kv = &sequence->layers[index];
     uint64_t row_bytes = sequence->row_bytes;
-    uint64_t rows = gw_sequence_rows(sequence);
+    uint64_t rows = gw_sequence_rows(sequence), read;
     PP_TRY(gw_engine_keys_values(engine, &engine->layers[index], sequence->length, 1,
                                  (uint8_t *)kv->k + rows * row_bytes,
                                  (uint8_t *)kv->v + rows * row_bytes));
-    rows += 1;
-    uint64_t sink = rows < PP_SINK_TOKENS ? rows : PP_SINK_TOKENS;
-    uint64_t asked = held > sequence->dropped ? held - sequence->dropped : 0;
-    uint64_t rest = sink + asked;
-    struct gw_kv_rows spans[2] = {
-        {kv->k, kv->v, sink},
-        {(uint8_t *)kv->k + rest * row_bytes, (uint8_t *)kv->v + rest * row_bytes, rows - rest}};
-    stats->keys_local += (rows - asked) * engine->heads.kv_heads;
-    return engine->device->ops->attend_partial(engine->device, engine->stream, &engine->heads,
-                                               spans, 2, engine->q, 1, engine->o, engine->lse);
+    PP_TRY(gw_step_attend_here(sequence, index, held, sequence->length + 1, &read));
+    stats->keys_local += read * engine->heads.kv_heads;
+    return PP_OK;
 }
 
 static enum pp_status step_layer(struct gw_sequence *sequence, uint32_t index, const uint64_t *seed,

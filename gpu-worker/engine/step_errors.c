@@ -99,6 +99,21 @@ static struct pp_partial answer_of(const struct gw_sequence *sequence, uint32_t 
                                .lse_var = said ? engine->answer_lse_var[head] : 0.0f};
 }
 
+void gw_step_add_published(const struct gw_engine *engine, double *nodes_out, double *merged_out)
+{
+    uint32_t dim = engine->heads.head_dim;
+    for (uint32_t head = 0; head < engine->heads.q_heads; head++) {
+        float o[PP_HEAD_DIM_MAX];
+        struct pp_partial answer = {.o = engine->answer_o + (uint64_t)head * dim,
+                                    .lse = engine->answer_lse[head],
+                                    .var = engine->answer_var[head],
+                                    .lse_var = engine->answer_lse_var[head]};
+        struct pp_partial merged = merge_local(engine, head, &answer, o);
+        *nodes_out += relative(sqrt((double)answer.var), length_of(answer.o, dim));
+        *merged_out += relative(sqrt((double)merged.var), length_of(o, dim));
+    }
+}
+
 void gw_step_count_errors(struct gw_sequence *sequence, uint32_t layer)
 {
     const struct gw_engine *engine = sequence->engine;

@@ -11,6 +11,9 @@ PP_MUST_USE enum pp_status gw_part_new(struct gw_remote_sequence *sequence, uint
                                        struct gw_node *node, struct gw_part **part_out);
 void gw_part_destroy(struct gw_part *part);
 
+/* What requests about it carry. */
+void gw_part_ref(const struct gw_part *part, Pigpen__V1__PartRef *ref_out);
+
 /* Opens all of them, empty: what a node still holds under their ids is closed first. The first
  * status that is not PP_OK; some may be open then. A node that turns out to be gone is out of use.
  */

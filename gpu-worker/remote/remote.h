@@ -185,6 +185,24 @@ gw_remote_seal(struct gw_remote_sequence *sequence,
 PP_MUST_USE enum pp_status gw_remote_truncate(struct gw_remote_sequence *sequence,
                                               uint64_t held_tokens);
 
+/* What a layer needs for answers of the nodes within a relative error, by the queries that they
+ * were asked last and the rows that they have sealed (TunePart): of all parts the largest share,
+ * the largest errors. Nothing changes. Parts whose nodes do not say (lost ones, too) are silent. */
+struct gw_remote_tuning {
+    /* sketch with a share of rows, or lsh with other tables; kind NONE: no part has anything to
+     * say, because it samples nothing, or was not asked yet. */
+    struct pp_estimator estimator;
+    bool dense; /* for some part nothing that reads less than half of the rows does it */
+    uint32_t queries;
+    uint32_t silent;
+    float rows_share, error, error_worst; /* predicted: of the median head, of the worst one */
+    float rows_share_now, error_now;      /* as the layer was opened */
+};
+/* Waits for all of them, minutes where they are large and busy. target_error above 0, at most 1.
+ * PP_INVALID_ARGUMENT, PP_MEMORY. */
+PP_MUST_USE enum pp_status gw_remote_tune(struct gw_remote_sequence *sequence, uint32_t layer,
+                                          float target_error, struct gw_remote_tuning *tuning_out);
+
 /* Reads rows that were handed over back, counted and laid out as gw_remote_append has them; first
  * waits until all is acknowledged. PP_OUT_OF_RANGE: more than was handed over. A node that fails is
  * lost to the sequence; where another holds its part that is asked. */

@@ -17,12 +17,12 @@ struct index_progress {
     uint64_t indexed, total;
 };
 
-static void name_part(const struct gw_part *part, Pigpen__V1__PartRef *ref)
+void gw_part_ref(const struct gw_part *part, Pigpen__V1__PartRef *ref_out)
 {
-    pigpen__v1__part_ref__init(ref);
-    ref->handle = part->handle;
-    ref->incarnation = part->incarnation;
-    ref->generation = part->sequence->generation;
+    pigpen__v1__part_ref__init(ref_out);
+    ref_out->handle = part->handle;
+    ref_out->incarnation = part->incarnation;
+    ref_out->generation = part->sequence->generation;
 }
 
 /* Starts one call a part and node by `start`, waits for all. A part whose call failed is lost to
@@ -69,7 +69,7 @@ static enum pp_status start_seal(struct gw_part *part, struct gw_unary *unary, v
     Pigpen__V1__PartRef ref;
     Pigpen__V1__SealPartRequest request = PIGPEN__V1__SEAL_PART_REQUEST__INIT;
     (void)context;
-    name_part(part, &ref);
+    gw_part_ref(part, &ref);
     request.part = &ref;
     return gw_unary_start(unary, part->node, SERVICE "SealPart",
                           part->sequence->remote->config.call_timeout_us, &request.base,
@@ -106,7 +106,7 @@ static enum pp_status start_progress(struct gw_part *part, struct gw_unary *unar
 {
     Pigpen__V1__PartRef ref;
     Pigpen__V1__GetPartRequest request = PIGPEN__V1__GET_PART_REQUEST__INIT;
-    name_part(part, &ref);
+    gw_part_ref(part, &ref);
     request.part = &ref;
     return gw_unary_start(unary, part->node, SERVICE "GetPart",
                           part->sequence->remote->config.call_timeout_us, &request.base,
@@ -157,7 +157,7 @@ static enum pp_status start_truncate(struct gw_part *part, struct gw_unary *unar
     const uint64_t *held_tokens = context;
     Pigpen__V1__PartRef ref;
     Pigpen__V1__TruncatePartRequest request = PIGPEN__V1__TRUNCATE_PART_REQUEST__INIT;
-    name_part(part, &ref);
+    gw_part_ref(part, &ref);
     request.part = &ref;
     request.new_generation = part->sequence->generation + 1;
     request.held_tokens = gw_route_part_tokens(&part->sequence->route, part->index, *held_tokens);

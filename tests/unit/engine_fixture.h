@@ -51,7 +51,12 @@ struct gw_remote {
     uint64_t lost_from, lost_to; /* what it holds */
     uint64_t lose_again;         /* so often, soon after a recovery */
     uint64_t recoveries, reopened;
-    float stretch; /* answers that are not asked for exactly are longer by this share */
+    uint64_t tunes, silent;
+    float tune_error[LAYERS]; /* that the layer was asked for last */
+    struct gw_remote_tuning tuning;
+    float share_asked;         /* by the last attend */
+    float q_asked[LAYERS][48]; /* by a layer's last */
+    float stretch;             /* answers that are not asked for exactly are longer by this share */
 };
 
 static struct gw_remote fake;
@@ -230,6 +235,20 @@ enum pp_status gw_remote_append_signed(struct gw_remote_sequence *sequence, uint
     return gw_remote_append(sequence, layer, start, count, k, v, true);
 }
 
+/* Every layer says the same, after it was silent as often as the test wants. */
+enum pp_status gw_remote_tune(struct gw_remote_sequence *sequence, uint32_t layer,
+                              float target_error, struct gw_remote_tuning *tuning_out)
+{
+    assert_false(sequence->in_flight);
+    assert_true(layer < LAYERS && target_error > 0.0f && target_error <= 1.0f);
+    fake.tunes++;
+    fake.tune_error[layer] = target_error;
+    *tuning_out = fake.tuning;
+    tuning_out->silent = fake.silent > 0 ? 1 : 0;
+    fake.silent -= fake.silent > 0 ? 1 : 0;
+    return PP_OK;
+}
+
 uint64_t gw_remote_held(const struct gw_remote_sequence *sequence, uint32_t layer)
 {
     struct gw_remote_sequence *mine = (struct gw_remote_sequence *)(uintptr_t)sequence;
@@ -291,6 +310,8 @@ enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
     bool compares = attend->estimator.kind == PP_EXACT && !attend->errors;
     fake.known = compares ? fake.known : attend->local_o != NULL && attend->local_lse != NULL;
     fake.asked = attend->estimator.kind;
+    fake.share_asked = attend->estimator.rows_share;
+    memcpy(fake.q_asked[attend->layer], attend->q, sizeof(fake.q_asked[0]));
     sequence->in_flight = true;
     return PP_OK;
 }

@@ -112,10 +112,10 @@ static void attends_ask_for_the_estimator_in_use(void **state)
     assert_int_equal(gw_sequence_prefill(sequence, tiny.ids, 200, 0, NULL, NULL, NULL), PP_OK);
     assert_int_equal(gw_sequence_step(sequence, 1, NULL, NULL), PP_OK);
     assert_int_equal(fake.asked, PP_ESTIMATOR_NONE);
-    gw_sequence_use(sequence, &exact);
+    gw_sequence_use(sequence, &exact, false);
     assert_int_equal(gw_sequence_step(sequence, 1, NULL, NULL), PP_OK);
     assert_int_equal(fake.asked, PP_EXACT);
-    gw_sequence_use(sequence, &own);
+    gw_sequence_use(sequence, &own, false);
     assert_int_equal(gw_sequence_step(sequence, 1, NULL, NULL), PP_OK);
     assert_int_equal(fake.asked, PP_ESTIMATOR_NONE);
     gw_sequence_close(sequence);

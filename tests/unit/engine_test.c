@@ -383,7 +383,7 @@ static void a_step_counts_the_errors_of_its_merged_answers(void **state)
         assert_int_equal(step.errors_within, covers == 1 ? LAYERS * 6 : 0);
         static const struct pp_estimator exact = {.kind = PP_EXACT};
         fake.flags = 0;
-        gw_sequence_use(sequence, &exact);
+        gw_sequence_use(sequence, &exact, false);
         assert_int_equal(gw_errors_summary(errors, GW_ERRORS_ALL, GW_ERRORS_ALL).count, 0);
         assert_int_equal(gw_sequence_step(sequence, 1, NULL, &step), PP_OK);
         assert_false(fake.known);

@@ -146,6 +146,53 @@ static void ranges_and_their_texts_are_bounded(void **state)
     assert_true(strlen(error) < sizeof(error));
 }
 
+static void estimators_are_written_as_they_are_read(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {
+        "exact",         "lsh:k=8,l=98,t=3",           "lsh:k=10,l=150,t=2,error=0.1",
+        "sketch:bits=2", "sketch:bits=4,share=0.0475", "sketch:bits=1,rows=300,error=0.05",
+    };
+    for (uint32_t i = 0; i < sizeof(texts) / sizeof(texts[0]); ++i) {
+        struct pp_estimator estimator;
+        char text[PP_ESTIMATOR_TEXT_BYTES];
+        assert_int_equal(pp_estimator_parse(texts[i], &estimator), PP_OK);
+        pp_estimator_text(&estimator, text);
+        assert_string_equal(text, texts[i]);
+    }
+    /* Of a share with more digits, and of one that others write with an exponent. */
+    static const float shares[] = {0.123456f, 1.0f, 0.00001f};
+    for (uint32_t i = 0; i < 3; ++i) {
+        struct pp_estimator estimator = {.kind = PP_SKETCH, .bits = 2, .rows_share = shares[i]};
+        char text[PP_ESTIMATOR_TEXT_BYTES];
+        pp_estimator_text(&estimator, text);
+        assert_int_equal(pp_estimator_parse(text, &estimator), PP_OK);
+        assert_float_equal(estimator.rows_share, shares[i], 0.005 * (double)shares[i]);
+    }
+}
+
+static void layers_are_written_as_one_for_all_and_others_for_runs(void **state)
+{
+    (void)state;
+    static char texts[PP_LAYERS_MAX][PP_ESTIMATOR_TEXT_BYTES] = {
+        "exact", "exact", "sketch", "", "sketch:bits=1", "sketch", "sketch"};
+    static char out[PP_ESTIMATORS_TEXT_BYTES];
+    struct pp_estimators estimators;
+    char error[512];
+    assert_true(pp_estimators_text(texts, 7, out));
+    assert_string_equal(out, "sketch/0-1:exact/4:sketch:bits=1");
+    assert_false(pp_estimators_text(texts + 3, 1, out));
+    for (uint32_t i = 0; i < 2 * PP_ESTIMATOR_RANGES_MAX + 2; ++i) {
+        snprintf(texts[i], sizeof(texts[i]), "%s", i % 2 == 0 ? "sketch" : "exact");
+        if (i > 0) {
+            bool fits = i <= 2 * PP_ESTIMATOR_RANGES_MAX;
+            assert_true(pp_estimators_text(texts, i + 1, out) == fits);
+            assert_true(!fits ||
+                        pp_estimators_parse(out, &estimators, error, sizeof(error)) == PP_OK);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -154,6 +201,8 @@ int main(void)
         cmocka_unit_test(the_order_of_layers_does_not_matter),
         cmocka_unit_test(texts_that_name_no_layers_say_what_to_write),
         cmocka_unit_test(budgets_that_make_no_sense_say_what_does),
+        cmocka_unit_test(estimators_are_written_as_they_are_read),
+        cmocka_unit_test(layers_are_written_as_one_for_all_and_others_for_runs),
         cmocka_unit_test(ranges_and_their_texts_are_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -151,6 +151,43 @@ static void lsh_layers_get_tables_of_their_own(void **state)
     fixture_stop(&fixture);
 }
 
+static void a_range_of_layers_is_tuned_by_itself(void **state)
+{
+    (void)state;
+    struct fixture fixture = {.now_us = 1};
+    struct an_exec_config config = fixture_config(&fixture);
+    static struct an_tune_layer layers[PP_LAYERS_MAX];
+    const struct pp_estimator own = {.kind = PP_SKETCH};
+    struct an_attend_item item;
+    fixture_start(&fixture, &config);
+    uint64_t handle = open_filled(&fixture, &sketch_shape);
+    for (uint32_t layer = 0; layer < 2; layer++) {
+        ask(&fixture, handle, layer, 5, &own, &item);
+    }
+    static const struct {
+        uint32_t begin, count, found; /* 0: refused */
+    } ranges[] = {{1, 1, 1}, {0, 2, 2}, {1, 0, 2}, {3, 0, 0}, {2, 2, 0}, {0, UINT32_MAX, 0}};
+    for (uint32_t i = 0; i < sizeof(ranges) / sizeof(ranges[0]); i++) {
+        memset(layers, 0, sizeof(layers));
+        fixture.job.tune = (struct an_tune_args){.part = {handle, 0},
+                                                 .target_error = TARGET,
+                                                 .layers = layers,
+                                                 .layer_begin = ranges[i].begin,
+                                                 .layer_count = ranges[i].count};
+        enum pp_status status = fixture_run(&fixture, AN_JOB_TUNE);
+        assert_int_equal(status, ranges[i].found > 0 ? PP_OK : PP_INVALID_ARGUMENT);
+        for (uint32_t layer = 0; layer < 3 && status == PP_OK; layer++) {
+            bool asked =
+                layer >= ranges[i].begin && layer < ranges[i].begin + ranges[i].found && layer < 2;
+            assert_int_equal(fixture.job.tune.layer_count, ranges[i].found);
+            assert_int_equal(layers[layer].estimator.kind, asked ? PP_SKETCH : PP_ESTIMATOR_NONE);
+        }
+    }
+    (void)fixture_close(&fixture, handle);
+    fixture_expect_empty(&fixture);
+    fixture_stop(&fixture);
+}
+
 static void wrong_tunes_are_refused(void **state)
 {
     (void)state;
@@ -277,6 +314,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_proposed_meets_the_target),
         cmocka_unit_test(lsh_layers_get_tables_of_their_own),
+        cmocka_unit_test(a_range_of_layers_is_tuned_by_itself),
         cmocka_unit_test(wrong_tunes_are_refused),
         cmocka_unit_test(a_tune_goes_on_beside_other_jobs_and_ends_with_its_part),
         cmocka_unit_test(a_node_that_stops_ends_the_tune),

@@ -82,6 +82,12 @@ struct fake_node {
     uint64_t lease_ms;
     uint64_t memory_bytes, free_bytes; /* as it says; 0: it does not */
     uint64_t reserve_tokens_max;       /* 0: no bound */
+    /* TunePart: how often it is busy first, what it proposes then, and how it goes wrong. */
+    uint32_t tunes, tune_busy;
+    enum fake_mode tune_mode;
+    struct pp_estimator tune_estimator; /* kind NONE: it has nothing to say */
+    float tune_share, tune_target;      /* its prediction; what it was asked for last */
+    bool tune_dense;
 };
 
 struct fake_event {

@@ -365,6 +365,40 @@ static inline void fake_seal(struct pp_call *call, const Pigpen__V1__SealPartReq
     fake_finish(call, &answer.base);
 }
 
+static inline void fake_tune(struct pp_call *call, const Pigpen__V1__TunePartRequest *request)
+{
+    struct fake_node *node = call->channel->node;
+    Pigpen__V1__TunePartResponse answer = PIGPEN__V1__TUNE_PART_RESPONSE__INIT;
+    Pigpen__V1__LayerTuning layer = PIGPEN__V1__LAYER_TUNING__INIT, *list[1] = {&layer};
+    Pigpen__V1__Estimator estimator = PIGPEN__V1__ESTIMATOR__INIT;
+    node->tunes++;
+    node->tune_target = request->target_error;
+    if (node->tune_busy > 0) {
+        node->tune_busy--;
+        fake_end(call, PP_QUEUE, "another part is being tuned");
+        return;
+    }
+    if (node->tune_mode == FAKE_SILENT) {
+        return;
+    }
+    estimator.kind = (Pigpen__V1__EstimatorKind)node->tune_estimator.kind;
+    estimator.k = node->tune_estimator.k;
+    estimator.l = node->tune_estimator.l;
+    estimator.t = node->tune_estimator.t;
+    estimator.bits = node->tune_estimator.bits;
+    estimator.rows_share = node->tune_estimator.rows_share;
+    layer.layer = request->layer_begin + (node->tune_mode == FAKE_OTHER_LAYER ? 1 : 0);
+    layer.estimator = node->tune_estimator.kind != PP_ESTIMATOR_NONE ? &estimator : NULL;
+    layer.queries = 8;
+    layer.dense = node->tune_dense;
+    layer.rows_share = node->tune_mode == FAKE_TOO_MANY ? 1.5f : node->tune_share;
+    layer.error = node->tune_mode == FAKE_INFINITE_O ? INFINITY : node->tune_share / 2;
+    answer.incarnation = node->incarnation + (node->tune_mode == FAKE_OTHER_INCARNATION ? 1 : 0);
+    answer.n_layers = node->tune_mode == FAKE_OTHER_ROWS ? 0 : request->layer_count;
+    answer.layers = list;
+    fake_finish(call, &answer.base);
+}
+
 static inline void fake_check(struct pp_call *call, const ProtobufCMessage *request)
 {
     (void)request;
@@ -410,6 +444,7 @@ static inline void fake_serve(struct pp_call *call, const uint8_t *bytes, size_t
         FAKE_METHOD("/ClosePart", close_part_request, fake_close),
         FAKE_METHOD("/RenewParts", renew_parts_request, fake_renew),
         FAKE_METHOD("/SealPart", seal_part_request, fake_seal),
+        FAKE_METHOD("/TunePart", tune_part_request, fake_tune),
         FAKE_METHOD("/GetServerInfo", get_server_info_request, fake_info),
         {"/Check", &grpc__health__v1__health_check_request__descriptor, fake_check},
     };
