@@ -140,12 +140,12 @@ class ImageTest(unittest.TestCase):
 
 
 class ComposeTest(unittest.TestCase):
-    def up(self, *services, **settings):
-        self.addCleanup(self.down)
-        compose("up", "-d", *services, **settings)
+    def up(self, **settings):
+        self.addCleanup(self.down, **settings)
+        compose("up", "-d", **settings)
 
-    def down(self):
-        compose("down", "-v")
+    def down(self, **settings):
+        compose("down", "-v", **settings)
         for kind in (("ps", "-a"), ("network", "ls"), ("pod", "ps"), ("volume", "ls")):
             left = podman(*kind, "-q", "--filter", f"label=io.podman.compose.project={PROJECT}")
             self.assertEqual(left.stdout, "", kind)
