@@ -93,6 +93,18 @@ void pp_hash_destroy(struct pp_hash *hash)
     free(hash);
 }
 
+void pp_hash_tables(const struct pp_hash *hash, struct pp_hash_tables *tables_out)
+{
+    *tables_out = (struct pp_hash_tables){.seed = hash->seed,
+                                          .dim = hash->dim,
+                                          .size = hash->size,
+                                          .k = hash->k,
+                                          .l = hash->l,
+                                          .blocks = hash->block_count,
+                                          .sign_masks = hash->sign_masks,
+                                          .source = hash->source};
+}
+
 void pp_hash_queries(const struct pp_hash *hash, const float *q, uint32_t count,
                      uint16_t *codes_out)
 {

@@ -41,4 +41,16 @@ void pp_hash_keys(const struct pp_hash *hash, const void *rows, uint64_t row_byt
                   enum pp_dtype dtype, const float *centre, uint32_t count, uint16_t *codes_out,
                   uint64_t stride);
 
+/* What the law draws of a seed, for devices that hash by themselves. size: P; blocks: R. sign_masks
+ * [3 + blocks][256], of which `size` count: -1 where s_i is -1, else 0. source [k * l]: bit j of
+ * table t is dimension source[t * k + j] % size of hash block source[t * k + j] / size. The arrays
+ * live as long as the hash. */
+struct pp_hash_tables {
+    uint64_t seed;
+    uint32_t dim, size, k, l, blocks;
+    const int16_t (*sign_masks)[256];
+    const uint16_t *source;
+};
+void pp_hash_tables(const struct pp_hash *hash, struct pp_hash_tables *tables_out);
+
 #endif
