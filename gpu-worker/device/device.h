@@ -5,8 +5,10 @@
  *
  * All pointers in operations are device memory (alloc, import), but for the ids and small structs
  * said to be the host's. Operations go to a stream, run in its order and are finished after
- * synchronize; on the host each is finished when its call returns. Activations are f32, row-major,
- * rows dense. Shapes were checked by whoever loaded the model: the operations assert on them.
+ * synchronize; on the host each is finished when its call returns. Host memory that an operation
+ * reads may be reused when it returns; host memory that it writes is written then, but for
+ * copy_out's, which is after synchronize. Activations are f32, row-major, rows dense. Shapes were
+ * checked by whoever loaded the model: the operations assert on them.
  *
  * Threads: one thread owns a device and all that was made from it. prepare sizes the scratch once;
  * after it no operation allocates. Errors: PP_MEMORY, PP_INTERNAL (the library below failed).
@@ -113,6 +115,10 @@ struct gw_device_ops {
                                const void *from, uint64_t bytes);
     enum pp_status (*copy_within)(struct gw_device *device, struct gw_stream *stream, void *to,
                                   const void *from, uint64_t bytes);
+    /* Device bytes seen from the host, once all before on the stream is done: the host lends the
+     * pointer itself, a GPU copies. Valid until the next view of the same number (0 or 1). */
+    enum pp_status (*view)(struct gw_device *device, struct gw_stream *stream, uint32_t which,
+                           const void *from, uint64_t bytes, const void **host_out);
 
     /* out[i] = table row ids[i] (host memory), i < count. Ids are below table->rows. */
     enum pp_status (*embed)(struct gw_device *device, struct gw_stream *stream,

@@ -138,6 +138,17 @@ static enum pp_status host_copy(struct gw_device *device, struct gw_stream *stre
     return PP_OK;
 }
 
+static enum pp_status host_view(struct gw_device *device, struct gw_stream *stream, uint32_t which,
+                                const void *from, uint64_t bytes, const void **host_out)
+{
+    (void)device;
+    (void)stream;
+    (void)which;
+    (void)bytes;
+    *host_out = from;
+    return PP_OK;
+}
+
 static void host_drop_scratch(struct gw_host_device *host)
 {
     free(host->scratch);
@@ -200,6 +211,7 @@ static const struct gw_device_ops host_ops = {
     .copy_in = host_copy,
     .copy_out = host_copy,
     .copy_within = host_copy,
+    .view = host_view,
     .embed = gw_host_embed,
     .rms_norm = gw_host_rms_norm,
     .linear = gw_host_linear,

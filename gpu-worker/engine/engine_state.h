@@ -203,6 +203,19 @@ void gw_balances_take(struct gw_engine *engine, uint32_t layer, const float *val
 /* Writes them to their file. */
 void gw_balances_save(const struct gw_engine *engine);
 
+/* Rows of a layer as the host sees them: what the remote takes and copies. */
+struct gw_host_rows {
+    const void *k, *v;
+};
+/* `bytes` of K and of V on the device, once they are computed. Valid until the next call. */
+static inline enum pp_status gw_engine_view(struct gw_engine *engine, const void *k, const void *v,
+                                            uint64_t bytes, struct gw_host_rows *rows_out)
+{
+    const struct gw_device_ops *ops = engine->device->ops;
+    PP_TRY(ops->view(engine->device, engine->stream, 0, k, bytes, &rows_out->k));
+    return ops->view(engine->device, engine->stream, 1, v, bytes, &rows_out->v);
+}
+
 /* h += FFN(norm(h)) and the output projection before it, for rows of x. */
 enum pp_status gw_engine_finish_layer(struct gw_engine *engine, const struct gw_layer *layer,
                                       uint32_t rows, float *x);

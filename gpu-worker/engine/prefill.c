@@ -88,10 +88,11 @@ static enum pp_status prefill_hand_over(struct prefill *prefill, uint32_t layer)
     }
     for (uint64_t start = 0; start < leaving && hash == NULL; start += GW_BULK_TOKENS) {
         uint64_t left = leaving - start;
+        uint32_t count = left < GW_BULK_TOKENS ? (uint32_t)left : GW_BULK_TOKENS;
         uint64_t at = (sink + start) * sequence->row_bytes;
-        PP_TRY(gw_remote_append(sequence->remote, layer, start,
-                                left < GW_BULK_TOKENS ? (uint32_t)left : GW_BULK_TOKENS, k + at,
-                                v + at, true));
+        struct gw_host_rows rows;
+        PP_TRY(gw_engine_view(engine, k + at, v + at, count * sequence->row_bytes, &rows));
+        PP_TRY(gw_remote_append(sequence->remote, layer, start, count, rows.k, rows.v, true));
     }
     struct gw_sequence_layer *kept = &sequence->layers[layer];
     uint64_t sink_bytes = sink * sequence->row_bytes;

@@ -105,10 +105,12 @@ static enum pp_status recompute_layer(struct recompute *work, uint32_t index)
     PP_TRY(ops->synchronize(engine->device, engine->stream));
     for (uint64_t start = work->begin; start < work->end; start += GW_BULK_TOKENS) {
         uint64_t left = work->end - start;
+        uint32_t count = left < GW_BULK_TOKENS ? (uint32_t)left : GW_BULK_TOKENS;
         uint64_t at = (PP_SINK_TOKENS + start - work->begin) * sequence->row_bytes;
-        PP_TRY(gw_remote_append(
-            sequence->remote, index, start, left < GW_BULK_TOKENS ? (uint32_t)left : GW_BULK_TOKENS,
-            (const uint8_t *)work->k + at, (const uint8_t *)work->v + at, true));
+        struct gw_host_rows rows;
+        PP_TRY(gw_engine_view(engine, (const uint8_t *)work->k + at, (const uint8_t *)work->v + at,
+                              count * sequence->row_bytes, &rows));
+        PP_TRY(gw_remote_append(sequence->remote, index, start, count, rows.k, rows.v, true));
     }
     return PP_OK;
 }
@@ -195,9 +197,12 @@ static enum pp_status hand_over_again(struct gw_sequence *sequence, uint32_t lay
         return PP_OK;
     }
     uint64_t at = (PP_SINK_TOKENS + from - sequence->dropped) * sequence->row_bytes;
-    return gw_remote_append(sequence->remote, layer, from, (uint32_t)(end - from),
-                            (const uint8_t *)sequence->layers[layer].k + at,
-                            (const uint8_t *)sequence->layers[layer].v + at, false);
+    const struct gw_sequence_layer *kv = &sequence->layers[layer];
+    struct gw_host_rows rows;
+    PP_TRY(gw_engine_view(sequence->engine, (const uint8_t *)kv->k + at,
+                          (const uint8_t *)kv->v + at, (end - from) * sequence->row_bytes, &rows));
+    return gw_remote_append(sequence->remote, layer, from, (uint32_t)(end - from), rows.k, rows.v,
+                            false);
 }
 
 static enum pp_status refill(struct gw_sequence *sequence, uint64_t cut)

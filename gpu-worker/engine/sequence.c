@@ -154,9 +154,13 @@ static enum pp_status sequence_hand_over(struct gw_sequence *sequence)
     uint64_t row = PP_SINK_TOKENS + sequence->handed - sequence->dropped;
     uint64_t at = row * sequence->row_bytes;
     for (uint32_t layer = 0; layer < info->shape.layers; layer++) {
-        PP_TRY(gw_remote_append(sequence->remote, layer, sequence->handed, GW_LEAVE_TOKENS,
-                                (const uint8_t *)sequence->layers[layer].k + at,
-                                (const uint8_t *)sequence->layers[layer].v + at, false));
+        const struct gw_sequence_layer *kv = &sequence->layers[layer];
+        struct gw_host_rows rows;
+        PP_TRY(gw_engine_view(sequence->engine, (const uint8_t *)kv->k + at,
+                              (const uint8_t *)kv->v + at, GW_LEAVE_TOKENS * sequence->row_bytes,
+                              &rows));
+        PP_TRY(gw_remote_append(sequence->remote, layer, sequence->handed, GW_LEAVE_TOKENS, rows.k,
+                                rows.v, false));
     }
     sequence->handed += GW_LEAVE_TOKENS;
     return PP_OK;

@@ -32,7 +32,9 @@ static enum pp_status sign_segment(struct gw_sequence *sequence, uint32_t layer,
         uint64_t at = start * sequence->row_bytes;
         PP_TRY(ops->sign_keys(engine->device, engine->stream, &engine->heads, hash, memory->tables,
                               k + at, count, memory->centre, memory->codes));
-        PP_TRY(gw_remote_append_signed(sequence->remote, layer, start, count, k + at, v + at,
+        struct gw_host_rows rows;
+        PP_TRY(gw_engine_view(engine, k + at, v + at, count * sequence->row_bytes, &rows));
+        PP_TRY(gw_remote_append_signed(sequence->remote, layer, start, count, rows.k, rows.v,
                                        &segment));
     }
     return PP_OK;
