@@ -3,7 +3,9 @@ set(PIGPEN_SANITIZE "" CACHE STRING "empty, address (with undefined) or thread")
 option(PIGPEN_TESTS "build the tests and benches" ON)
 option(PIGPEN_FUZZ "build the libFuzzer targets instead of the tests" OFF)
 set(PIGPEN_COMMIT "" CACHE STRING "commit that the programs tell; empty: git is asked")
-option(PIGPEN_CUDA "build the CUDA device" OFF)
+option(PIGPEN_CUDA "compile the kernels of the CUDA device (needs nvcc)" OFF)
+set(PIGPEN_CUDA_ARCHITECTURES 80 89 90 CACHE STRING
+    "compute capabilities that kernels are compiled for; of the last one as PTX too")
 option(PIGPEN_WERROR "treat warnings as errors" ON)
 
 if(NOT CMAKE_C_COMPILER_ID MATCHES "Clang")

@@ -1,0 +1,21 @@
+/*
+ * The CUDA device of the emulated machine.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tests/cuda_emu/emu_driver.h"
+
+struct gw_device *emu_device_new(void)
+{
+    static const struct gw_cuda_images images = {1, {"emulated"}};
+    const struct gw_cuda_config config = {
+        .driver = &emu_driver, .gemm = &emu_gemm, .images = &images};
+    struct gw_device *device;
+    char error[512];
+    if (gw_cuda_device_open(&config, error, sizeof(error), &device) != PP_OK) {
+        fprintf(stderr, "cuda_emu: %s\n", error);
+        abort();
+    }
+    return device;
+}

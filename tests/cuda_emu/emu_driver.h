@@ -1,0 +1,30 @@
+/*
+ * A CUDA driver and a library of matrix products over the emulator: the CUDA device runs on them as
+ * on the real ones. Streams are queues: what was queued runs when somebody waits, operations of
+ * different streams in an order drawn from emu_seed, held back by events only. So pinned memory
+ * that is used again too early, or a copy that nobody waited for, shows. Ranges are checked against
+ * what was allocated, shared memory against the smallest of the GPUs that kernels are compiled for.
+ */
+#ifndef PIGPEN_TESTS_CUDA_EMU_EMU_DRIVER_H
+#define PIGPEN_TESTS_CUDA_EMU_EMU_DRIVER_H
+
+#include "gpu-worker/device/cuda/device_cuda.h"
+
+extern const struct gw_cuda_driver emu_driver;
+extern const struct gw_cuda_gemm_ops emu_gemm;
+
+/* What the emulated machine has; tests change it. */
+struct emu_machine {
+    int gpus, capability_major;
+    unsigned init_result;  /* of cuInit */
+    uint64_t memory_bytes; /* of a GPU; more is out of memory */
+    const char *lacking;   /* a kernel that no image has; NULL: none */
+};
+extern struct emu_machine emu_machine;
+
+/* A CUDA device over them. Fails the test when it cannot be had. */
+struct gw_device *emu_device_new(void);
+/* Bytes that are allocated and were not freed, device and pinned: 0 when all was given back. */
+uint64_t emu_bytes_taken(void);
+
+#endif
