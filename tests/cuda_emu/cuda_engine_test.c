@@ -1,0 +1,87 @@
+/*
+ * The engine over the emulated CUDA device and a remote that stands in for the nodes: rows that
+ * leave the device, and answers that are merged on it, give the logits of the host device.
+ */
+#include "tests/cuda_emu/both.h"
+
+#include "gpu-worker/engine/engine_state.h"
+#include "tests/unit/engine_fixture.h"
+
+#define PROMPT 150u
+#define STEPS  150u
+
+/* Logits of the prompt's last token and of every step. The first device is the host. */
+static float *run(bool cuda, struct gw_remote *remote, enum pp_dtype dtype)
+{
+    tiny_device_new = cuda ? emu_device_new : NULL;
+    struct tiny tiny = tiny_new(64, dtype);
+    struct gw_sequence *sequence = open_kept(&tiny, remote, 0);
+    float *logits = malloc((STEPS + 1) * VOCAB * sizeof(float));
+    assert_non_null(logits);
+    assert_int_equal(gw_sequence_prefill(sequence, tiny.ids, PROMPT, 1, logits, NULL, NULL), PP_OK);
+    for (uint32_t i = 0; i < STEPS; i++) {
+        assert_int_equal(
+            gw_sequence_step(sequence, tiny.ids[PROMPT + i], logits + (i + 1ull) * VOCAB, NULL),
+            PP_OK);
+    }
+    gw_sequence_close(sequence);
+    tiny_free(&tiny);
+    tiny_device_new = NULL;
+    return logits;
+}
+
+static void a_sequence_over_nodes_gives_the_hosts_logits(void **state)
+{
+    (void)state;
+    fake = (struct gw_remote){.ack_every = 7};
+    float *host = run(false, &fake, PP_F32), *cuda = run(true, &fake, PP_F32);
+    double worst = largest_difference(host, cuda, (STEPS + 1) * VOCAB);
+    printf("at most %.2e apart\n", worst);
+    assert_true(fake.appends > 4);
+    assert_true(worst < 1e-3);
+    free(host);
+    free(cuda);
+    assert_int_equal(emu_bytes_taken(), 0);
+}
+
+/* What was handed over is what was computed: the K/V of a local run, bit for bit. */
+static void rows_that_leave_are_those_of_a_local_sequence(void **state)
+{
+    (void)state;
+    fake = (struct gw_remote){.ack_every = 1};
+    tiny_device_new = emu_device_new;
+    struct tiny tiny = tiny_new(64, PP_F16);
+    struct gw_sequence *local = open_kept(&tiny, NULL, 0), *over = open_kept(&tiny, &fake, 0);
+    uint64_t bytes = PROMPT * over->row_bytes;
+    uint8_t *rows[4];
+    for (uint32_t i = 0; i < 4; i++) {
+        rows[i] = malloc(bytes);
+        assert_non_null(rows[i]);
+    }
+    assert_int_equal(gw_sequence_prefill(local, tiny.ids, PROMPT, 0, NULL, NULL, NULL), PP_OK);
+    assert_int_equal(gw_sequence_prefill(over, tiny.ids, PROMPT, 0, NULL, NULL, NULL), PP_OK);
+    assert_true(gw_sequence_left(over) > 0);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        assert_int_equal(gw_sequence_read(local, layer, 0, PROMPT, rows[0], rows[1]), PP_OK);
+        assert_int_equal(gw_sequence_read(over, layer, 0, PROMPT, rows[2], rows[3]), PP_OK);
+        assert_memory_equal(rows[0], rows[2], bytes);
+        assert_memory_equal(rows[1], rows[3], bytes);
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        free(rows[i]);
+    }
+    gw_sequence_close(local);
+    gw_sequence_close(over);
+    tiny_free(&tiny);
+    tiny_device_new = NULL;
+}
+
+int main(void)
+{
+    printf("seed %u\n", BOTH_SEED);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(a_sequence_over_nodes_gives_the_hosts_logits, both_setup),
+        cmocka_unit_test_setup(rows_that_leave_are_those_of_a_local_sequence, both_setup),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
