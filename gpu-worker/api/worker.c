@@ -12,6 +12,7 @@
 #include "common/base/log.h"
 #include "common/rpc/grpc_transport.h"
 #include "gpu-worker/api/nodes.h"
+#include "gpu-worker/api/worker_device.h"
 
 #define WORKER_DEFAULT_MODEL ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 #define WORKER_CALL_US       (120u * 1000u * 1000u)
@@ -221,14 +222,6 @@ static size_t worker_model_options(struct gw_worker_options *options, struct pp_
              "What keys and values are rounded to when they are made. Everything else is "
              "computed in f32, so f32 here gives the reference path. int8 keeps a scale for the "
              "key and one for the value of each token and head: half the memory of bf16."},
-        {.name = "threads",
-         .kind = PP_OPTION_U64,
-         .target = &options->threads,
-         .group = "Model",
-         .default_text = "0",
-         .value_name = "N",
-         .max = 1024,
-         .help = "Threads that compute. 0: as many as this process may use."},
         {.name = "chunk-tokens",
          .kind = PP_OPTION_U64,
          .target = &options->chunk_tokens,
@@ -259,6 +252,7 @@ size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_optio
     count += worker_loss_options(options, table_out + count);
     count += worker_tls_options(options, table_out + count);
     count += worker_model_options(options, table_out + count);
+    count += gw_worker_device_options(options, table_out + count);
     PP_ASSERT(count <= GW_WORKER_OPTIONS_MAX);
     return count;
 }
@@ -275,6 +269,7 @@ enum pp_status gw_worker_options_check(const struct gw_worker_options *options, 
     /* How many layers there are only the model tells (gw_worker_open). */
     uint32_t layers[PP_LAYERS_MAX], layer_count;
     PP_TRY(gw_layers_parse(options->dense_layers, PP_LAYERS_MAX, errors, layers, &layer_count));
+    PP_TRY(gw_worker_device_check(options, errors));
     return gw_nodes_check(options->nodes, errors);
 }
 
@@ -320,9 +315,6 @@ static enum pp_status worker_open_model(struct gw_worker *worker,
     enum pp_status status = gw_gguf_open(options->model, error, sizeof(error), &worker->gguf);
     if (status == PP_OK) {
         status = gw_tokenizer_new(worker->gguf, error, sizeof(error), &worker->tokenizer);
-    }
-    if (status == PP_OK) {
-        status = gw_host_device_new((uint32_t)options->threads, &worker->device);
     }
     if (status == PP_OK) {
         struct gw_engine_config config = {.device = worker->device,
@@ -456,7 +448,10 @@ enum pp_status gw_worker_open(struct gw_worker *worker, const struct gw_worker_o
     pp_log_configure((enum pp_log_level)options->log_level, PP_LOG_TEXT);
     worker->metrics_path = worker_or_null(options->metrics_file);
     PP_TRY(pp_stats_init(&worker->stats, WORKER_STATS_MAX));
-    enum pp_status status = worker_open_model(worker, options, errors);
+    enum pp_status status = gw_worker_device_open(options, errors, &worker->device);
+    if (status == PP_OK) {
+        status = worker_open_model(worker, options, errors);
+    }
     if (status == PP_OK) {
         status =
             gw_layers_parse(options->dense_layers, gw_engine_info(worker->engine)->shape.layers,

@@ -21,6 +21,7 @@
 #include "gpu-worker/api/progress.h"
 #include "gpu-worker/api/statistics.h"
 #include "gpu-worker/api/worker.h"
+#include "gpu-worker/api/worker_device.h"
 
 static void nodes_are_names_and_addresses(void **state)
 {
@@ -298,6 +299,48 @@ static void memory_that_is_used_up_is_explained_with_what_to_do(void **state)
     free(said);
 }
 
+static void devices_that_there_are_none_of_are_refused(void **state)
+{
+    (void)state;
+    static const char *const good[] = {"host", "cuda", "cuda:0", "cuda:15", NULL};
+    static const char *const bad[] = {"", "gpu", "cuda:", "cuda0", "cuda:-1", "cuda:1x", "hosts"};
+    char *said = NULL;
+    size_t bytes;
+    FILE *errors = open_memstream(&said, &bytes);
+    assert_non_null(errors);
+    for (uint32_t i = 0; i < 5; i++) {
+        const struct gw_worker_options options = {.device = good[i]};
+        assert_int_equal(gw_worker_device_check(&options, errors), PP_OK);
+    }
+    fflush(errors);
+    assert_int_equal(bytes, 0);
+    for (uint32_t i = 0; i < 7; i++) {
+        const struct gw_worker_options options = {.device = bad[i]};
+        assert_int_equal(gw_worker_device_check(&options, errors), PP_INVALID_ARGUMENT);
+    }
+    fclose(errors);
+    assert_memory_equal(said, "--device: '' is none; there are host, cuda and cuda:N\n", 53);
+    free(said);
+}
+
+/* No machine has so many GPUs: whatever is missing here, it is said and nothing else computes. */
+static void a_gpu_that_is_not_there_is_an_error_that_says_why(void **state)
+{
+    (void)state;
+    char *said = NULL;
+    size_t bytes;
+    FILE *errors = open_memstream(&said, &bytes);
+    struct gw_device *device = NULL;
+    const struct gw_worker_options options = {.device = "cuda:9999"};
+    assert_non_null(errors);
+    assert_int_equal(gw_worker_device_open(&options, errors, &device), PP_UNAVAILABLE);
+    fclose(errors);
+    assert_null(device);
+    assert_memory_equal(said, "cannot use the device cuda:9999: ", 33);
+    assert_true(bytes > 40);
+    free(said);
+}
+
 static void files_are_read_whole_and_missing_ones_named(void **state)
 {
     (void)state;
@@ -375,6 +418,8 @@ int main(void)
         cmocka_unit_test(figures_that_cannot_be_written_are_told_instead),
         cmocka_unit_test(memory_that_is_used_up_is_explained_with_what_to_do),
         cmocka_unit_test(a_target_error_that_no_sample_meets_is_refused_with_what_to_do),
+        cmocka_unit_test(devices_that_there_are_none_of_are_refused),
+        cmocka_unit_test(a_gpu_that_is_not_there_is_an_error_that_says_why),
         cmocka_unit_test(files_are_read_whole_and_missing_ones_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
