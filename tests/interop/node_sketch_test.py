@@ -121,6 +121,12 @@ class SketchTest(NodeCase):
         self.assertLess(found, target)
         self.refused(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT",
                      lambda: self.tune(part, 0))
+        one = self.client.admin.TunePart(admin.TunePartRequest(
+            part=part.ref, target_error=target, layer_begin=1, layer_count=1)).layers
+        self.assertEqual([layer.layer for layer in one], [1])
+        self.refused(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT",
+                     lambda: self.client.admin.TunePart(admin.TunePartRequest(
+                         part=part.ref, target_error=target, layer_begin=1, layer_count=2)))
         # The tool says the same, with a line for a worker.
         handle = f"{part.ref.handle:016x}"
         command = [CTL, "tune", f"--node={self.node.address}", f"--part={handle}",
