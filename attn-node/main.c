@@ -8,11 +8,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "attn-node/exec/exec.h"
+#include "attn-node/files.h"
 #include "attn-node/registration.h"
 #include "attn-node/service/service.h"
 #include "attn-node/settings.h"
@@ -51,6 +51,7 @@ struct node {
     struct pp_thread *rpc;
     bool exec_started;
     uint64_t incarnation;
+    uint32_t connections_max;
     char host_name[256];
     char build_labels[256];
 };
@@ -199,6 +200,7 @@ static enum pp_status start_parts(struct node *node, const struct budget *budget
         .wake_context = node,
     };
     PP_TRY(an_exec_new(&exec, &node->exec));
+    PP_TRY(an_files_plan(settings->connections_max, budget->quota, &node->connections_max));
     const struct an_service_config service = {
         .transport = node->transport,
         .exec = node->exec,
@@ -206,6 +208,7 @@ static enum pp_status start_parts(struct node *node, const struct budget *budget
         .incarnation = node->incarnation,
         .lease_us = settings->lease_us,
         .memory_limit_bytes = settings->memory_limit,
+        .connections_max = node->connections_max,
         .threads = threads,
         .node_name = node->host_name,
         .version = PP_VERSION,
@@ -259,19 +262,9 @@ static enum pp_status start_listening(struct node *node, int *port_out, uint16_t
     return pp_thread_start("rpc", rpc_poll, node, 0, &node->rpc);
 }
 
-static void raise_file_limit(void)
-{
-    struct rlimit files;
-    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
-        files.rlim_cur = files.rlim_max;
-        (void)setrlimit(RLIMIT_NOFILE, &files);
-    }
-}
-
 static enum pp_status prepare(struct node *node, struct budget *budget_out)
 {
     node->clock = pp_clock_system();
-    raise_file_limit();
     PP_TRY(share_memory(node->settings.memory_limit, budget_out));
     uint64_t available = pp_memory_available_bytes();
     if (node->settings.memory_limit > available) {
@@ -307,12 +300,12 @@ static enum pp_status start(struct node *node)
     PP_LOG_INFOF("main", "boot",
                  "version=%s commit=%s node=%s incarnation=%016llx isa=%s memory_limit=%llu "
                  "kv_bytes=%llu buffer_bytes=%llu quota_bytes=%llu listen=%s port=%d "
-                 "admin_port=%u tls=%s",
+                 "admin_port=%u tls=%s connections_max=%u",
                  PP_VERSION, PP_COMMIT, node->host_name, (unsigned long long)node->incarnation,
                  pp_isa_name(pp_isa_get()), (unsigned long long)node->settings.memory_limit,
                  (unsigned long long)budget.exec, (unsigned long long)budget.buffers,
                  (unsigned long long)budget.quota, node->settings.listen, port, admin_port,
-                 node->tls != NULL ? "on" : "off");
+                 node->tls != NULL ? "on" : "off", node->connections_max);
     return write_number(node->settings.port_file, port);
 }
 

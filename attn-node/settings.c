@@ -96,6 +96,15 @@ static struct pp_option options[] = {
      .max = 1000000,
      .help = "How long the network thread spins after the last event before it blocks. Turns "
              "itself off where cores are short. 0: never spin."},
+    {.name = "connections-max",
+     .kind = PP_OPTION_U64,
+     .target = &parsed.connections_max,
+     .default_text = "0",
+     .value_name = "N",
+     .group = NETWORK,
+     .max = 65536,
+     .help = "Connections that may be open; more are refused, and one host may hold as many as are "
+             "free. A worker takes two. 0: what file descriptors and memory allow, up to 1024."},
     {.name = "drain-timeout",
      .kind = PP_OPTION_DURATION,
      .target = &parsed.drain_timeout_us,

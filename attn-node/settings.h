@@ -16,6 +16,7 @@ struct an_settings {
     const char *tls_cert_file, *tls_key_file, *tls_ca_file;
     bool tls_client_auth, insecure;
     uint64_t memory_limit, threads, seal_tokens, index_tokens_min, shadow_every;
+    uint64_t connections_max; /* 0: by descriptors and memory */
     uint64_t lease_us, drain_timeout_us, spin_us, registration_lease_us;
     int build, hugepages, log_level, log_format;
 };

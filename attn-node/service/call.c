@@ -6,6 +6,7 @@
  */
 #include "attn-node/service/internal.h"
 #include "common/base/log.h"
+#include "common/rpc/peer.h"
 
 #include <string.h>
 
@@ -20,6 +21,8 @@ static void call_free(struct an_call *call)
     if (call->in_parked) {
         return; /* freed when the parked list meets it */
     }
+    pp_share_give(&service->share, call->peer);
+    an_metrics_calls(&service->metrics, &service->share);
     memset(call, 0, sizeof(*call));
     call->next_free = service->free_calls;
     service->free_calls = call;
@@ -392,21 +395,36 @@ static const struct pp_call_events call_events = {
 };
 static const struct pp_call_events refused_events = {.message = NULL};
 
+static void refuse_call(struct an_service *service, enum an_method_id method, struct pp_call *wire,
+                        enum pp_status status, const char *message)
+{
+    const struct pp_transport_ops *ops = service->config.transport->ops;
+    ops->call_accept(wire, &refused_events, service);
+    ops->call_finish(wire, status, message, 1000);
+    an_metrics_count(&service->metrics, method, status, 0);
+}
+
 void an_call_opened(struct an_service *service, enum an_method_id method, struct pp_call *wire)
 {
     const struct pp_transport_ops *ops = service->config.transport->ops;
-    struct an_call *call = service->free_calls;
-    if (call == NULL) {
-        ops->call_accept(wire, &refused_events, service);
-        ops->call_finish(wire, PP_QUEUE, "too many calls at once", 1000);
-        an_metrics_count(&service->metrics, method, PP_QUEUE, 0);
+    uint64_t peer = pp_peer_key(ops->call_peer(wire));
+    enum pp_share_outcome outcome = pp_share_take(&service->share, peer);
+    if (outcome == PP_SHARE_FULL) {
+        refuse_call(service, method, wire, PP_QUEUE, "too many calls at once");
         return;
     }
+    if (outcome == PP_SHARE_USED_UP) {
+        refuse_call(service, method, wire, PP_QUOTA, "this host has its share of the node's calls");
+        return;
+    }
+    struct an_call *call = service->free_calls; /* as many as shares */
     service->free_calls = call->next_free;
     memset(call, 0, sizeof(*call));
     call->service = service;
     call->wire = wire;
     call->method = &an_methods[method];
+    call->peer = peer;
+    an_metrics_calls(&service->metrics, &service->share);
     ops->call_accept(wire, &call_events, call);
     ops->call_receive(wire);
 }

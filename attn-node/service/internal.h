@@ -9,6 +9,8 @@
 
 #include "attn-node/service/pool.h"
 #include "attn-node/service/service.h"
+#include "common/base/share.h"
+#include "common/rpc/accept.h"
 #include "grpc/health/v1/health.pb-c.h"
 
 enum an_method_id {
@@ -80,6 +82,7 @@ struct an_call {
     bool ended;
     bool watching; /* Health.Watch */
     int watch_sent;
+    uint64_t peer; /* in service->share */
     struct an_call *next_free;
 };
 
@@ -88,7 +91,8 @@ struct an_metrics {
     struct pp_stat *duration[AN_METHOD_COUNT];
     struct pp_stat *inflight, *received, *sent, *ready, *draining, *self_test_ok;
     struct pp_stat *rejected[PP_STATUS_COUNT];
-
+    struct pp_stat *calls, *call_hosts;
+    struct pp_stat *connections, *connections_max, *connections_refused[PP_ACCEPT_REFUSALS];
     char *labels;
 };
 
@@ -149,6 +153,7 @@ struct an_service {
     struct an_pool *pool;
     struct an_call *calls; /* [AN_CALLS_MAX] */
     struct an_call *free_calls;
+    struct pp_share share; /* of the calls, over hosts */
     struct an_call *parked_head, *parked_tail;
     struct an_request *stalled_reads; /* ReadKv that waits for a buffer */
     struct an_metrics metrics;
@@ -161,6 +166,7 @@ struct an_service {
     _Atomic bool self_test_ok;
     _Atomic uint64_t self_test_late_us; /* when a running self test is late; 0: none runs */
     _Atomic uint64_t ticked_us;
+    uint64_t counted_us; /* when the connections were */
 };
 
 static inline uint64_t an_service_now(const struct an_service *service)
@@ -253,5 +259,8 @@ PP_MUST_USE enum pp_status an_metrics_init(struct an_metrics *metrics, struct pp
 void an_metrics_deinit(struct an_metrics *metrics);
 void an_metrics_count(struct an_metrics *metrics, enum an_method_id method, enum pp_status status,
                       uint64_t duration_us);
+void an_metrics_calls(struct an_metrics *metrics, const struct pp_share *share);
+/* Asks the transport's gate. */
+void an_metrics_connections(struct an_metrics *metrics);
 
 #endif

@@ -32,6 +32,24 @@ static void init_rpc(struct an_metrics *metrics, struct pp_stats *stats)
         pp_stats_gauge(stats, "pigpen_node_self_test_ok", "", "1 when the last self test passed.");
 }
 
+static void init_peers(struct an_metrics *metrics, struct pp_stats *stats)
+{
+    static const char *const whys[PP_ACCEPT_REFUSALS] = {"why=\"limit\"", "why=\"share\"",
+                                                         "why=\"files\""};
+    metrics->calls = pp_stats_gauge(stats, "pigpen_node_calls", "", "Calls open, streams too.");
+    metrics->call_hosts =
+        pp_stats_gauge(stats, "pigpen_node_call_hosts", "", "Hosts that have calls open.");
+    metrics->connections =
+        pp_stats_gauge(stats, "pigpen_node_connections", "", "Connections open, to a second.");
+    metrics->connections_max =
+        pp_stats_gauge(stats, "pigpen_node_connections_max", "", "How many may be open.");
+    for (int why = 0; why < PP_ACCEPT_REFUSALS; ++why) {
+        metrics->connections_refused[why] =
+            pp_stats_counter(stats, "pigpen_node_connections_refused_total", whys[why],
+                             "Connections closed as they came, by reason.");
+    }
+}
+
 enum pp_status an_metrics_init(struct an_metrics *metrics, struct pp_stats *stats,
                                uint64_t buffer_bytes)
 {
@@ -41,6 +59,7 @@ enum pp_status an_metrics_init(struct an_metrics *metrics, struct pp_stats *stat
     }
     metrics->labels = labels;
     init_rpc(metrics, stats);
+    init_peers(metrics, stats);
     pp_stat_set(pp_stats_gauge(stats, "pigpen_node_memory_used_bytes", "kind=\"rpc\"",
                                "Bytes in use or reserved, by kind."),
                 (double)buffer_bytes);
@@ -81,5 +100,23 @@ void an_metrics_count(struct an_metrics *metrics, enum an_method_id method, enum
     pp_stat_observe(metrics->duration[method], (double)duration_us * 1e-6);
     if (status != PP_OK) {
         pp_stat_add(metrics->rejected[status], 1);
+    }
+}
+
+void an_metrics_calls(struct an_metrics *metrics, const struct pp_share *share)
+{
+    pp_stat_set(metrics->calls, share->held);
+    pp_stat_set(metrics->call_hosts, share->holders);
+}
+
+void an_metrics_connections(struct an_metrics *metrics)
+{
+    struct pp_accept_counts counts;
+    pp_accept_count(&counts);
+    pp_stat_set(metrics->connections, counts.open);
+    pp_stat_set(metrics->connections_max, counts.max);
+    for (int why = 0; why < PP_ACCEPT_REFUSALS; ++why) {
+        struct pp_stat *refused = metrics->connections_refused[why];
+        pp_stat_add(refused, (double)counts.refused[why] - pp_stat_value(refused));
     }
 }

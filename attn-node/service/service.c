@@ -67,11 +67,14 @@ static const struct pp_method methods[AN_METHOD_COUNT] = {
     {HEALTH "Watch", PP_CALL_SERVER_STREAM, opened_health_watch},
 };
 
+/* How often connections are counted. */
+#define COUNT_US 500000u
+
 uint64_t an_service_buffer_bytes(uint64_t memory_limit_bytes)
 {
     struct an_pool_counts counts = an_pool_counts(memory_limit_bytes);
     return an_pool_bytes(&counts) + sizeof(struct an_scratch) +
-           AN_CALLS_MAX * sizeof(struct an_call);
+           AN_CALLS_MAX * (sizeof(struct an_call) + 2 * sizeof(struct pp_share_holder));
 }
 
 enum pp_status an_service_new(const struct an_service_config *config,
@@ -92,6 +95,7 @@ enum pp_status an_service_new(const struct an_service_config *config,
     service->scratch = calloc(1, sizeof(*service->scratch));
     struct an_pool_counts counts = an_pool_counts(config->memory_limit_bytes);
     if (service->calls == NULL || service->scratch == NULL ||
+        pp_share_init(&service->share, AN_CALLS_MAX) != PP_OK ||
         an_pool_new(&counts, &service->pool) != PP_OK ||
         an_metrics_init(&service->metrics, config->stats,
                         an_service_buffer_bytes(config->memory_limit_bytes)) != PP_OK) {
@@ -113,6 +117,7 @@ void an_service_destroy(struct an_service *service)
     }
     an_pool_destroy(service->pool);
     an_metrics_deinit(&service->metrics);
+    pp_share_deinit(&service->share);
     free(service->scratch);
     free(service->calls);
     free(service);
@@ -128,6 +133,7 @@ enum pp_status an_service_listen(struct an_service *service, const char *address
         .method_count = AN_METHOD_COUNT,
         .context = service,
         .tls = tls,
+        .connections_max = service->config.connections_max,
     };
     return transport->ops->server_start(transport, &config, port_out);
 }
@@ -161,6 +167,10 @@ uint32_t an_service_poll(struct an_service *service)
     an_service_start_parked(service);
     uint64_t now_us = an_service_now(service);
     an_state_poll(service, now_us);
+    if (now_us - service->counted_us >= COUNT_US) {
+        service->counted_us = now_us;
+        an_metrics_connections(&service->metrics);
+    }
     atomic_store(&service->ticked_us, now_us);
     return count;
 }

@@ -9,7 +9,8 @@
  *
  * Memory: every message in work and every answer being sent lives in buffers taken at new, of three
  * sizes; when a size is used up, messages wait unread in their call (one each, the transport's flow
- * control holds the rest back) and calls beyond AN_CALLS_MAX are refused with PP_QUEUE.
+ * control holds the rest back). Calls beyond AN_CALLS_MAX are refused with PP_QUEUE, those beyond
+ * the share of the host that they come from (common/base/share.h) with PP_QUOTA.
  *
  * States: STARTING (until the first self test passes) > SERVING > DRAINING (no new parts,
  * PP_DRAINING; health says NOT_SERVING; Resume goes back) > STOPPED.
@@ -42,6 +43,7 @@ struct an_service_config {
     uint64_t incarnation;        /* not 0; drawn by who starts the node */
     uint64_t lease_us;           /* as exec's; told to clients */
     uint64_t memory_limit_bytes; /* the node's; sizes the buffers */
+    uint32_t connections_max;    /* as pp_server_config's */
     uint32_t threads;            /* for GetServerInfo */
     uint64_t self_test_us;       /* the watchdog's period; 0: AN_SELF_TEST_PERIOD_US */
     const char *node_name;       /* these live as long as the service */
@@ -51,7 +53,7 @@ struct an_service_config {
     struct pp_stats *stats; /* takes about AN_SERVICE_STATS series */
 };
 
-#define AN_SERVICE_STATS 640u
+#define AN_SERVICE_STATS 648u
 
 struct an_service;
 

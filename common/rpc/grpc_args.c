@@ -8,10 +8,6 @@
 /* Above message_bytes_max, so that our own check can name the limit; gRPC's ends the call bluntly.
  */
 #define RECEIVE_SLACK_BYTES (1u << 20)
-/* One buffer that a socket is read into, used up before the next is taken. A message that lies
- * across two of them costs an end 10 us more: its window is opened in a write of its own (gRPC 1.51
- * does so for a reader that waits). Seven attends lie in one. A connection holds one. */
-#define READ_BUFFER_BYTES (128 << 10)
 
 static void add_int(struct pp_grpc_args *args, const char *key, int value)
 {
@@ -39,9 +35,9 @@ static void add_both(struct pp_grpc_args *args, const struct pp_grpc *grpc, int 
     add_int(args, GRPC_ARG_HTTP2_BDP_PROBE, 0);
     add_int(args, GRPC_ARG_HTTP2_MAX_FRAME_SIZE, frame_bytes);
     add_int(args, GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, window_bytes);
-    add_int(args, GRPC_ARG_TCP_READ_CHUNK_SIZE, READ_BUFFER_BYTES);
-    add_int(args, GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, READ_BUFFER_BYTES);
-    add_int(args, GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, READ_BUFFER_BYTES);
+    add_int(args, GRPC_ARG_TCP_READ_CHUNK_SIZE, PP_GRPC_READ_BUFFER_BYTES);
+    add_int(args, GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, PP_GRPC_READ_BUFFER_BYTES);
+    add_int(args, GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, PP_GRPC_READ_BUFFER_BYTES);
     add_int(args, GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH,
             (int)(grpc->message_bytes_max + RECEIVE_SLACK_BYTES));
     add_int(args, GRPC_ARG_MAX_SEND_MESSAGE_LENGTH,

@@ -126,6 +126,7 @@ struct pp_grpc_server {
     struct pp_method *methods;
     size_t method_count;
     void *context;
+    bool gated; /* accept.h */
     bool draining;
     bool stopping;
     bool down; /* the shutdown came back */

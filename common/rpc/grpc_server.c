@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "common/base/assert.h"
+#include "common/rpc/accept.h"
 #include "common/rpc/grpc_internal.h"
 
 void pp_grpc_call_accept(struct pp_call *call, const struct pp_call_events *events, void *context)
@@ -145,6 +146,11 @@ static enum pp_status listen_on(struct pp_grpc *grpc, const struct pp_server_con
         return PP_UNAVAILABLE;
     }
     *port_out = strncmp(config->address, "unix:", 5) == 0 ? 0 : port;
+    if (config->connections_max != 0) {
+        PP_TRY(
+            pp_accept_begin(config->address, *port_out, config->connections_max, grpc->base.clock));
+        grpc->server.gated = true;
+    }
     return PP_OK;
 }
 
@@ -161,6 +167,9 @@ static void take_down(struct pp_grpc *grpc)
         pp_grpc_run_until(grpc, &server->down, true);
     }
     grpc_server_destroy(server->server);
+    if (server->gated) {
+        pp_accept_end();
+    }
     free(server->methods);
     memset(server, 0, sizeof(*server));
 }

@@ -87,6 +87,7 @@ struct pp_server_config {
     size_t method_count;
     void *context;
     const struct pp_tls *tls;
+    uint32_t connections_max; /* more are refused, and one host has a share (accept.h). 0: no end */
 };
 
 struct pp_transport_ops {

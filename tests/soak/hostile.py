@@ -10,6 +10,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
 END_STREAM, END_HEADERS = 1, 4
 ATTENTION = "/pigpen.v1.AttentionService/"
+STRANGE_HOST = "127.0.0.2"
 GONE = (ConnectionError, TimeoutError, OSError)
 
 
@@ -36,9 +37,14 @@ def integer(value):
     return out + bytes([value])
 
 
+def connect(port, host=STRANGE_HOST, timeout=10):
+    """From another of loopback's hosts than those whom the node shall serve."""
+    return socket.create_connection(("127.0.0.1", port), timeout=timeout, source_address=(host, 0))
+
+
 class Stranger:
     def __init__(self, port, preface=True):
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.socket = connect(port)
         if preface:
             self.send(PREFACE + frame(SETTINGS, 0, 0, b""))
 

@@ -7,9 +7,7 @@ PIGPEN_LONG=1 makes it minutes long. PIGPEN_SOAK_SEED=N repeats the draws of a r
 import collections
 import os
 import pathlib
-import queue
 import random
-import socket
 import sys
 import threading
 import time
@@ -19,8 +17,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "interop"))
 import hostile  # noqa: E402
 import node_process  # noqa: E402
-from node_client import (PROGRAM, Client, Part, grpc, health, np, reference,  # noqa: E402
-                         sections_of)
+from good_client import ANSWER_SECONDS, Good  # noqa: E402
+from node_client import PROGRAM, Client, health  # noqa: E402
 from node_watch import Watch  # noqa: E402
 
 LONG = os.environ.get("PIGPEN_LONG") == "1"
@@ -29,66 +27,8 @@ FLOOD = 2000 if LONG else 500
 SEED = int(os.environ.get("PIGPEN_SOAK_SEED", random.SystemRandom().randrange(1 << 32)))
 ATTACKERS = 3
 LIMIT_MIB = 512
-ANSWER_SECONDS = 20  # for a good client, on a machine that is busy attacking
 # A sanitizer's shadow, its stacks and what it keeps of freed memory come on top.
 OVERHEAD_MIB = 1024 if "asan" in str(PROGRAM) else 128
-
-
-class Good:
-    """A client whose every answer is checked. It asks by one stream, as a worker does: that must
-    never break. Now and then it asks by a call of its own: that may be refused where strangers hold
-    all calls that the node has, and is right otherwise."""
-
-    def __init__(self, address):
-        self.client = Client(address)
-        draw = np.random.default_rng(SEED)
-        self.k = draw.standard_normal((500, 2, 64), dtype=np.float32)
-        self.q = draw.standard_normal((1, 6, 64), dtype=np.float32)
-        self.part = Part(self.client)
-        self.part.append(self.k, self.k, 0, checksum=False)
-        self.count, self.refused, self.longest, self.wrong = 0, 0, 0.0, None
-        self.ended = threading.Event()
-        self.requests = queue.SimpleQueue()
-        self.answers = self.client.data.AttendStream(iter(self.requests.get, None),
-                                                     timeout=SECONDS + 600)
-        self.thread = threading.Thread(target=self.work)
-        self.thread.start()
-
-    def work(self):
-        try:
-            while not self.ended.is_set():
-                began = time.monotonic()
-                self.ask()
-                self.longest = max(self.longest, time.monotonic() - began)
-        except Exception as error:  # noqa: BLE001 - told by the test
-            self.wrong = error
-
-    def ask(self):
-        held = 1 + self.count % 500
-        request = self.part.attend_request(self.q, held)
-        if self.count % 10 == 0:
-            try:
-                self.check(self.client.data.Attend(request, timeout=ANSWER_SECONDS), held)
-            except grpc.RpcError as error:
-                if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    raise
-                self.refused += 1
-        self.requests.put(request)
-        self.check(next(self.answers), held)
-        self.count += 1
-
-    def check(self, answer, held):
-        got = sections_of(answer, 0, self.q.shape)
-        o, lse = reference(self.q, self.k[:held], self.k[:held], self.part.scale)
-        np.testing.assert_allclose(got["o"], o, atol=1e-4)
-        np.testing.assert_allclose(got["lse"], lse, atol=1e-4)
-
-    def end(self):
-        self.ended.set()
-        self.thread.join()
-        self.requests.put(None)
-        self.part.close()
-        self.client.channel.close()
 
 
 class HostileTest(unittest.TestCase):
@@ -100,7 +40,7 @@ class HostileTest(unittest.TestCase):
         self.client = Client(self.node.address)
         self.watch = Watch(self.node, self.client)
         self.resident_max = self.files_max = self.threads_max = 0
-        self.good = Good(self.node.address)
+        self.good = Good(self.node.address, SEED)
         self.addCleanup(self.good.ended.set)
         self.files_before = self.watch.files()
 
@@ -156,7 +96,7 @@ class HostileTest(unittest.TestCase):
         for port in (self.node.port, self.node.admin_port):
             for number in range(FLOOD):
                 try:
-                    held.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+                    held.append(hostile.connect(port, timeout=5))
                 except OSError:
                     refused += 1
                 if number % 50 == 0:

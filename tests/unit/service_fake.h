@@ -27,7 +27,9 @@ struct pp_call {
     uint32_t receives; /* how often armed */
     uint32_t room;     /* sends until PP_QUEUE */
     enum pp_status status;
+    uint64_t retry_after_ms;
     char text[256];
+    char peer[64]; /* empty: "fake" */
     struct fake_sent sent[FAKE_SENT_MAX];
     uint32_t sent_count;
 };
@@ -44,19 +46,21 @@ struct fake {
 
 static struct fake fake;
 
-static uint64_t fake_now(void *context)
+static inline uint64_t fake_now(void *context)
 {
     return ((struct fake *)context)->now_us;
 }
 
-static void fake_accept(struct pp_call *call, const struct pp_call_events *events, void *context)
+static inline void fake_accept(struct pp_call *call, const struct pp_call_events *events,
+                               void *context)
 {
     call->events = events;
     call->context = context;
 }
 
-static enum pp_status fake_send(struct pp_call *call, const void *header, size_t header_bytes,
-                                const struct pp_payload *payload, bool last)
+static inline enum pp_status fake_send(struct pp_call *call, const void *header,
+                                       size_t header_bytes, const struct pp_payload *payload,
+                                       bool last)
 {
     (void)last;
     if (call->ended || call->finished) {
@@ -83,29 +87,28 @@ static enum pp_status fake_send(struct pp_call *call, const void *header, size_t
     return PP_OK;
 }
 
-static void fake_receive(struct pp_call *call)
+static inline void fake_receive(struct pp_call *call)
 {
     call->receives += call->armed ? 0 : 1;
     call->armed = true;
 }
 
-static void fake_finish(struct pp_call *call, enum pp_status status, const char *message,
-                        uint64_t retry_after_ms)
+static inline void fake_finish(struct pp_call *call, enum pp_status status, const char *message,
+                               uint64_t retry_after_ms)
 {
-    (void)retry_after_ms;
+    call->retry_after_ms = retry_after_ms;
     call->finished = true;
     call->status = status;
     snprintf(call->text, sizeof(call->text), "%s", message != NULL ? message : "");
 }
 
-static const char *fake_peer(struct pp_call *call)
+static inline const char *fake_peer(struct pp_call *call)
 {
-    (void)call;
-    return "fake";
+    return call->peer[0] != '\0' ? call->peer : "fake";
 }
 
-static enum pp_status fake_server_start(struct pp_transport *transport,
-                                        const struct pp_server_config *config, int *port_out)
+static inline enum pp_status fake_server_start(struct pp_transport *transport,
+                                               const struct pp_server_config *config, int *port_out)
 {
     (void)transport;
     fake.server = *config;
@@ -113,7 +116,7 @@ static enum pp_status fake_server_start(struct pp_transport *transport,
     return PP_OK;
 }
 
-static void fake_wake(struct pp_transport *transport)
+static inline void fake_wake(struct pp_transport *transport)
 {
     (void)transport;
 }
@@ -129,7 +132,7 @@ static const struct pp_transport_ops fake_ops = {
 };
 
 /* Runs until nothing moves. */
-static void fake_run(void)
+static inline void fake_run(void)
 {
     for (uint32_t still = 0; still < 2; ++still) { /* a poll that took nothing may submit */
         uint32_t moved = an_exec_poll(fake.exec, 0);
@@ -138,7 +141,7 @@ static void fake_run(void)
     }
 }
 
-static void fake_start(uint64_t memory_limit_bytes)
+static inline void fake_start(uint64_t memory_limit_bytes)
 {
     memset(&fake, 0, sizeof(fake));
     fake.now_us = 1000;
@@ -176,7 +179,7 @@ static void fake_start(uint64_t memory_limit_bytes)
     assert_int_equal(PP_OK, an_service_listen(fake.service, "fake", NULL, &port));
 }
 
-static void fake_stop(void)
+static inline void fake_stop(void)
 {
     fake_run();
     assert_true(an_service_idle(fake.service));
@@ -186,13 +189,14 @@ static void fake_stop(void)
     pp_stats_deinit(&fake.stats);
 }
 
-static struct pp_call *fake_open(const char *path)
+static inline struct pp_call *fake_open_from(const char *path, const char *peer)
 {
     for (size_t index = 0; index < fake.server.method_count; ++index) {
         if (strstr(fake.server.methods[index].path, path) != NULL &&
             strcmp(strrchr(fake.server.methods[index].path, '/') + 1, path) == 0) {
             struct pp_call *call = calloc(1, sizeof(*call));
             call->room = FAKE_SENT_MAX;
+            snprintf(call->peer, sizeof(call->peer), "%s", peer);
             fake.server.methods[index].opened(fake.server.context, call);
             assert_non_null(call->events);
             return call;
@@ -202,8 +206,13 @@ static struct pp_call *fake_open(const char *path)
     return NULL;
 }
 
+static inline struct pp_call *fake_open(const char *path)
+{
+    return fake_open_from(path, "");
+}
+
 /* The call ends: the service is told, and what was sent is given up. */
-static void fake_end(struct pp_call *call)
+static inline void fake_end(struct pp_call *call)
 {
     call->ended = true;
     if (call->events->ended != NULL) {
@@ -225,15 +234,15 @@ struct fake_message {
     uint8_t bytes[];
 };
 
-static void fake_release(struct pp_message *message)
+static inline void fake_release(struct pp_message *message)
 {
     --fake.messages_out;
     free(message);
 }
 
 /* Delivers a message in pieces of piece_bytes (0: one). The call must have asked for it. */
-static void fake_push(struct pp_call *call, const ProtobufCMessage *request, const void *payload,
-                      size_t payload_bytes, size_t piece_bytes)
+static inline void fake_push(struct pp_call *call, const ProtobufCMessage *request,
+                             const void *payload, size_t payload_bytes, size_t piece_bytes)
 {
     assert_true(call->armed);
     call->armed = false;
@@ -258,20 +267,20 @@ static void fake_push(struct pp_call *call, const ProtobufCMessage *request, con
     call->events->message(call->context, call, &made->message);
 }
 
-static void fake_half_close(struct pp_call *call)
+static inline void fake_half_close(struct pp_call *call)
 {
     call->events->half_closed(call->context, call);
 }
 
-static void fake_writable(struct pp_call *call, uint32_t room)
+static inline void fake_writable(struct pp_call *call, uint32_t room)
 {
     call->room = room;
     call->events->writable(call->context, call);
 }
 
 /* The index-th answer, unpacked; freed by protobuf_c_message_free_unpacked. */
-static void *fake_answer(const struct pp_call *call, uint32_t index,
-                         const ProtobufCMessageDescriptor *descriptor)
+static inline void *fake_answer(const struct pp_call *call, uint32_t index,
+                                const ProtobufCMessageDescriptor *descriptor)
 {
     assert_true(index < call->sent_count);
     ProtobufCMessage *answer = protobuf_c_message_unpack(descriptor, NULL, call->sent[index].count,

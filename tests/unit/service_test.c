@@ -351,24 +351,6 @@ static void messages_wait_in_their_calls_when_buffers_are_used_up(void **state)
     }
 }
 
-static void calls_beyond_the_limit_are_refused(void **state)
-{
-    (void)state;
-    static struct pp_call *calls[AN_CALLS_MAX + 1];
-    for (uint32_t index = 0; index <= AN_CALLS_MAX; ++index) {
-        calls[index] = fake_open("AttendStream");
-    }
-    assert_true(calls[AN_CALLS_MAX]->finished);
-    assert_int_equal(PP_QUEUE, calls[AN_CALLS_MAX]->status);
-    assert_false(calls[0]->finished);
-    for (uint32_t index = 0; index <= AN_CALLS_MAX; ++index) {
-        fake_end(calls[index]);
-    }
-    struct pp_call *call = fake_open("AttendStream");
-    assert_false(call->finished);
-    fake_end(call);
-}
-
 static void push_read(struct pp_call *call, uint64_t handle, uint64_t start, uint64_t count)
 {
     Pigpen__V1__ReadKvRequest request;
@@ -562,7 +544,6 @@ int main(void)
         TEST(an_append_in_pieces_is_held_until_its_rows_are_stored),
         TEST(an_error_on_a_stream_is_of_its_message_only),
         TEST(messages_wait_in_their_calls_when_buffers_are_used_up),
-        TEST(calls_beyond_the_limit_are_refused),
         TEST(a_slow_reader_takes_two_pieces_at_a_time),
         TEST(a_reader_that_leaves_gives_all_back),
         TEST(a_call_without_a_message_is_refused),
