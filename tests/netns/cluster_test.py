@@ -154,7 +154,7 @@ class NetnsTest(unittest.TestCase):
         self.slow_or_lossy("20 ms", 40 if LONG else 8, delay_ms=20)
 
     def test_cables_that_lose_one_frame_in_a_hundred_cost_time_only(self):
-        self.slow_or_lossy("1 % lost", 120 if LONG else 30, loss=0.01)
+        self.slow_or_lossy("1 % lost", 120 if LONG else 16, loss=0.01)
 
     def test_a_full_node_gets_nothing_and_when_all_are_full_the_error_says_so(self):
         hosts = [self.network.host() for _ in range(3)]
