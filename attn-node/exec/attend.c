@@ -13,6 +13,7 @@
 #include "common/base/assert.h"
 
 enum pp_status an_attend_new(struct pp_limit *limit, struct pp_clock clock, uint32_t threads,
+                             const struct pp_numa *numa, const struct pp_places *places,
                              struct an_attend **attend_out)
 {
     uint64_t floats = 3ull * AN_LANE_FLOATS + AN_PIECE_FLOATS;
@@ -29,6 +30,8 @@ enum pp_status an_attend_new(struct pp_limit *limit, struct pp_clock clock, uint
     attend->limit = limit;
     attend->clock = clock;
     attend->threads = threads;
+    attend->numa = numa;
+    attend->places = places;
     attend->kernels = an_kernels_get();
     attend->own_bytes = total;
     attend->q = (float *)(memory + bytes);

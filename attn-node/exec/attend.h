@@ -14,12 +14,17 @@
 #include "attn-node/exec/exec.h"
 #include "attn-node/kv/part.h"
 #include "common/mem/limit.h"
+#include "common/mem/numa.h"
+#include "common/run/places.h"
 
 struct an_attend;
 
-/* Charges its memory to the limit as scratch. PP_MEMORY. */
+/* Charges its memory to the limit as scratch. numa and places, of one topology, outlive it: each
+ * thread of the team runs on the NUMA node whose kv heads' rows it reads. PP_MEMORY. */
 PP_MUST_USE enum pp_status an_attend_new(struct pp_limit *limit, struct pp_clock clock,
-                                         uint32_t threads, struct an_attend **attend_out);
+                                         uint32_t threads, const struct pp_numa *numa,
+                                         const struct pp_places *places,
+                                         struct an_attend **attend_out);
 void an_attend_destroy(struct an_attend *attend);
 
 /* Makes sure that a thread's scratch serves samples under these parameters. Called at open.

@@ -111,6 +111,8 @@ struct an_attend {
     struct pp_limit *limit;
     struct pp_clock clock;
     uint32_t threads;
+    const struct pp_numa *numa;     /* where the rows of a kv head lie */
+    const struct pp_places *places; /* the same nodes, for the team */
     const struct an_kernels *kernels;
     uint64_t own_bytes;
     uint8_t *query_scratch; /* [threads][query_scratch_bytes] */
@@ -177,6 +179,8 @@ void an_attend_load(struct an_attend *attend, enum pp_dtype q_dtype);
  * targets are met, then, for lanes without a target whose sample came out empty, the sampled views
  * exactly or, when they are long, by a uniform sample (law 2). */
 void an_attend_waves(struct an_attend *attend);
+/* Which of places a unit's rows lie at. */
+uint32_t an_attend_place_of_unit(void *context, uint64_t index);
 
 /* What the asker attends itself of a q row and head: o into o_out [dim], and its lse; zeros and
  * -INFINITY where it did not say, or no target wants it. */

@@ -104,6 +104,7 @@ void an_attend_load(struct an_attend *attend, enum pp_dtype q_dtype)
         hash = hash || wants_hash(task);
     }
     if (hash) {
-        pp_team_for(attend->threads, attend->unit_count, hash_unit, attend);
+        pp_team_for_placed(attend->places, attend->threads, attend->unit_count,
+                           an_attend_place_of_unit, hash_unit, attend);
     }
 }

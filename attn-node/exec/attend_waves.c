@@ -159,6 +159,18 @@ static void merge_unit(void *context, uint64_t index, uint32_t thread)
     }
 }
 
+uint32_t an_attend_place_of_unit(void *context, uint64_t index)
+{
+    const struct an_attend *attend = context;
+    return pp_numa_place(attend->numa, attend->units[index].kv_head);
+}
+
+static uint32_t place_of_lot(void *context, uint64_t index)
+{
+    const struct an_attend *attend = context;
+    return an_attend_place_of_unit(context, attend->pieces[attend->lots[index].piece].unit);
+}
+
 /* The team only where its start costs less than what it saves. */
 static uint32_t threads_for(const struct an_attend *attend, uint64_t bytes)
 {
@@ -182,8 +194,10 @@ static void run_wave(struct an_attend *attend)
         bytes += (piece->view.end - piece->view.begin) * piece->view.rows.row_bytes;
     }
     uint64_t merge_bytes = attend->piece_floats_used * sizeof(float);
-    pp_team_for(threads_for(attend, bytes), attend->lot_count, run_lot, attend);
-    pp_team_for(threads_for(attend, merge_bytes), attend->unit_count, merge_unit, attend);
+    pp_team_for_placed(attend->places, threads_for(attend, bytes), attend->lot_count, place_of_lot,
+                       run_lot, attend);
+    pp_team_for_placed(attend->places, threads_for(attend, merge_bytes), attend->unit_count,
+                       an_attend_place_of_unit, merge_unit, attend);
     const struct an_piece *last = &attend->pieces[attend->piece_count - 1];
     if (last->kind == AN_PIECE_SAMPLED) {
         memcpy(attend->carried, last->view.rows_read, last->bitmap_words * sizeof(uint64_t));

@@ -93,7 +93,9 @@ static enum pp_status exec_parts_new(struct an_exec *exec)
     const struct an_exec_config *config = &exec->config;
     PP_TRY(arenas_new(&exec->store, config));
     PP_TRY(an_table_init(&exec->table, config->lease_us));
-    PP_TRY(an_attend_new(&exec->limit, config->clock, config->threads, &exec->attend));
+    pp_places_init(&exec->places, config->topology);
+    PP_TRY(an_attend_new(&exec->limit, config->clock, config->threads, &exec->store.numa,
+                         &exec->places, &exec->attend));
     if (config->shadow_every > 0) {
         PP_TRY(an_shadow_new(&exec->limit, config->shadow_every, config->stats, &exec->shadow));
     }

@@ -31,6 +31,7 @@ struct an_exec {
     struct an_exec_config config;
     struct pp_limit limit;
     struct an_store store;
+    struct pp_places places; /* of the store's NUMA nodes */
     struct an_table table;
     struct an_attend *attend;
     struct an_builder *builder;

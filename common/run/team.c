@@ -1,6 +1,7 @@
 /*
  * Data-parallel loops: exec's pieces, the builder's blocks and the worker's kernels run here. The
- * indices are handed out one by one from a counter; what an index means, the caller knows.
+ * indices are handed out one by one from a counter a place, which passes over those of other
+ * places; what an index means, the caller knows.
  *
  * Idle threads spin 1 ms at most before they sleep: two regions of one step follow each other
  * within that, while a core that others need (the rpc thread) is free again at once after it.
@@ -26,7 +27,10 @@ struct job {
     uint64_t count;
     void (*body)(void *context, uint64_t index, uint32_t thread);
     void *context;
-    _Atomic uint64_t next;
+    const struct pp_places *places; /* NULL: one place, nobody is bound */
+    uint32_t (*place_of)(void *context, uint64_t index);
+    uint32_t threads, place_count;
+    _Atomic uint64_t next[PP_NUMA_NODES_MAX];
 };
 
 static _Thread_local bool master_ready;
@@ -52,39 +56,82 @@ static void prepare_member(void)
     member_ready = true;
 }
 
+static void take_from(struct job *job, uint32_t place, uint32_t thread)
+{
+    for (;;) {
+        uint64_t index = atomic_fetch_add_explicit(&job->next[place], 1, memory_order_relaxed);
+        if (index >= job->count) {
+            return;
+        }
+        if (job->places == NULL || job->place_of(job->context, index) == place) {
+            job->body(job->context, index, thread);
+        }
+    }
+}
+
 static void take_part(struct job *job, uint32_t thread)
 {
     if (thread != 0) {
         prepare_member();
     }
     pp_team_edge_acquire(job);
-    uint64_t index = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
-    while (index < job->count) {
-        job->body(job->context, index, thread);
-        index = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
+    uint32_t home = job->places != NULL ? pp_places_of(job->places, thread, job->threads) : 0;
+    pp_places_bind(job->places, home);
+    for (uint32_t turn = 0; turn < job->place_count; ++turn) {
+        take_from(job, (home + turn) % job->place_count, thread);
     }
     pp_team_edge_release(job);
+}
+
+static void run(struct job *shared)
+{
+    /* Short loops keep the team's size too: the runtime allocates when it changes. */
+    if (shared->threads <= 1 || shared->count <= 1) {
+        for (uint64_t index = 0; index < shared->count; ++index) {
+            shared->body(shared->context, index, 0);
+        }
+        return;
+    }
+    prepare_master();
+    pp_team_edge_release(shared);
+/* The pointer travels by value: a variable shared by reference would be read by the other threads
+ * before they can tell the sanitizer that they may. */
+#pragma omp parallel num_threads((int)shared->threads) default(none) firstprivate(shared)
+    take_part(shared, (uint32_t)omp_get_thread_num());
+    pp_team_edge_acquire(shared);
 }
 
 void pp_team_for(uint32_t threads, uint64_t count,
                  void (*body)(void *context, uint64_t index, uint32_t thread), void *context)
 {
-    /* Short loops keep the team's size too: the runtime allocates when it changes. */
-    if (threads <= 1 || count <= 1) {
-        for (uint64_t index = 0; index < count; ++index) {
-            body(context, index, 0);
-        }
+    struct job job;
+    job.count = count;
+    job.body = body;
+    job.context = context;
+    job.places = NULL;
+    job.place_of = NULL;
+    job.threads = threads;
+    job.place_count = 1;
+    atomic_init(&job.next[0], 0);
+    run(&job);
+}
+
+void pp_team_for_placed(const struct pp_places *places, uint32_t threads, uint64_t count,
+                        uint32_t (*place_of)(void *context, uint64_t index),
+                        void (*body)(void *context, uint64_t index, uint32_t thread), void *context)
+{
+    if (places->count < 2) {
+        pp_team_for(threads, count, body, context);
         return;
     }
-    prepare_master();
-    struct job job = {.count = count, .body = body, .context = context, .next = 0};
-    struct job *shared = &job;
-    pp_team_edge_release(shared);
-/* The pointer travels by value: a variable shared by reference would be read by the other threads
- * before they can tell the sanitizer that they may. */
-#pragma omp parallel num_threads((int)threads) default(none) firstprivate(shared)
-    take_part(shared, (uint32_t)omp_get_thread_num());
-    pp_team_edge_acquire(shared);
+    struct job job = {.count = count,
+                      .body = body,
+                      .context = context,
+                      .places = places,
+                      .place_of = place_of,
+                      .threads = threads,
+                      .place_count = places->count};
+    run(&job);
 }
 
 uint32_t pp_team_threads_default(void)

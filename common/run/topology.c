@@ -14,16 +14,27 @@ static uint32_t count(hwloc_topology_t machine, hwloc_obj_type_t type)
     return objects > 0 ? (uint32_t)objects : 1;
 }
 
+static void read_cpus(hwloc_const_bitmap_t cpuset, struct pp_numa_node *node)
+{
+    for (int cpu = hwloc_bitmap_first(cpuset); cpu >= 0 && cpu < (int)PP_CPUS_MAX;
+         cpu = hwloc_bitmap_next(cpuset, cpu)) {
+        node->cpus[cpu / 64] |= 1ull << (cpu % 64);
+    }
+}
+
 static void read_nodes(hwloc_topology_t machine, struct pp_topology *topology)
 {
     hwloc_obj_t node = hwloc_get_next_obj_by_type(machine, HWLOC_OBJ_NUMANODE, NULL);
     for (; node != NULL && topology->numa_node_count < PP_NUMA_NODES_MAX;
          node = hwloc_get_next_obj_by_type(machine, HWLOC_OBJ_NUMANODE, node)) {
         int cpus = node->cpuset != NULL ? hwloc_bitmap_weight(node->cpuset) : 0;
-        topology->numa_nodes[topology->numa_node_count++] =
-            (struct pp_numa_node){.os_index = (int)node->os_index,
-                                  .memory_bytes = node->attr->numanode.local_memory,
-                                  .cpu_count = cpus > 0 ? (uint32_t)cpus : 0};
+        struct pp_numa_node *read = &topology->numa_nodes[topology->numa_node_count++];
+        *read = (struct pp_numa_node){.os_index = (int)node->os_index,
+                                      .memory_bytes = node->attr->numanode.local_memory,
+                                      .cpu_count = cpus > 0 ? (uint32_t)cpus : 0};
+        if (cpus > 0) {
+            read_cpus(node->cpuset, read);
+        }
     }
     if (topology->numa_node_count == 0) {
         topology->numa_node_count = 1;

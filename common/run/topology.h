@@ -10,11 +10,14 @@
 #include "common/base/status.h"
 
 #define PP_NUMA_NODES_MAX 64u
+#define PP_CPUS_MAX       1024u
+#define PP_CPU_WORDS      (PP_CPUS_MAX / 64u)
 
 struct pp_numa_node {
-    int os_index;          /* what mem/arena.h takes */
-    uint64_t memory_bytes; /* 0: not known */
-    uint32_t cpu_count;    /* processors of it that this process may use */
+    int os_index;                /* what mem/arena.h takes */
+    uint64_t memory_bytes;       /* 0: not known */
+    uint32_t cpu_count;          /* processors of it that this process may use */
+    uint64_t cpus[PP_CPU_WORDS]; /* which, by the system's numbers; those above are left out */
 };
 
 struct pp_topology {

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 #include <linux/mempolicy.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -60,7 +61,23 @@ static void binding_prefers_the_node_or_says_that_it_was_refused(void **state)
     pp_pages_free(base, PP_PAGE_BYTES);
 }
 
-/* The second node is the first again, or one that is not there: answers do not depend on it. */
+/* The first two processors, one each, where there are two: threads are bound to them. */
+static void give_cpus(struct pp_topology *topology)
+{
+    cpu_set_t mask;
+    CPU_ZERO(&mask);
+    (void)sched_getaffinity(0, sizeof(mask), &mask);
+    uint32_t node = 0;
+    for (int cpu = 0; cpu < (int)PP_CPUS_MAX && cpu < CPU_SETSIZE && node < 3; cpu++) {
+        if (CPU_ISSET(cpu, &mask)) {
+            topology->numa_nodes[node].cpus[cpu / 64] = 1ull << (cpu % 64);
+            node += 2;
+        }
+    }
+}
+
+/* The second node is the first again, or one that is not there: answers do not depend on it, nor
+ * on how many threads there are and where they run. */
 static void a_node_answers_alike_however_its_memory_is_placed(void **state)
 {
     (void)state;
@@ -70,11 +87,14 @@ static void a_node_answers_alike_however_its_memory_is_placed(void **state)
     for (int i = 0; i < 6 * 32; i++) {
         q[i] = (float)pp_rng_normal(&rng);
     }
-    for (int round = 0; round < 3; round++) {
+    const uint32_t threads[] = {1, 1, 1, 1, 2, 2, 5};
+    for (int round = 0; round < 7; round++) {
         struct fixture fixture = {.now_us = 1};
         struct an_exec_config config = fixture_config(&fixture);
         struct pp_topology topology = two_nodes(0, round == 1 ? 0 : 900);
+        give_cpus(&topology);
         config.topology = round == 0 ? NULL : &topology;
+        config.threads = threads[round];
         fixture_start(&fixture, &config);
         uint64_t handle = fixture_open(&fixture, &shape, 1);
         assert_int_equal(fixture_append(&fixture, handle, 1, &shape, 0, 0, 5000, 3, false), PP_OK);

@@ -14,6 +14,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <string.h>
 #include <time.h>
 
@@ -178,10 +179,134 @@ static void default_team_has_a_thread(void **state)
     assert_true(pp_team_threads_default() >= 1);
 }
 
+/* Two places of the first two processors that this process may use; false: it has one. */
+static bool two_places(struct pp_places *places, int cpus_out[2])
+{
+    struct pp_topology topology = {.numa_node_count = 2};
+    cpu_set_t mask;
+    CPU_ZERO(&mask);
+    assert_int_equal(0, sched_getaffinity(0, sizeof(mask), &mask));
+    uint32_t found = 0;
+    for (int cpu = 0; cpu < (int)PP_CPUS_MAX && cpu < CPU_SETSIZE && found < 2; ++cpu) {
+        if (CPU_ISSET(cpu, &mask)) {
+            topology.numa_nodes[found].cpu_count = 1;
+            topology.numa_nodes[found].cpus[cpu / 64] = 1ull << (cpu % 64);
+            cpus_out[found++] = cpu;
+        }
+    }
+    pp_places_init(places, &topology);
+    return found == 2;
+}
+
+struct placed_loop {
+    struct loop loop;
+    const int *cpus;
+    _Atomic uint32_t elsewhere; /* visits by a thread that is not bound to its place's processor */
+};
+
+static uint32_t place_by_thirds(void *context, uint64_t index)
+{
+    (void)context;
+    return index % 3 == 0 ? 0 : 1;
+}
+
+static void visit_bound(void *context, uint64_t index, uint32_t thread)
+{
+    struct placed_loop *placed = context;
+    cpu_set_t mask;
+    CPU_ZERO(&mask);
+    (void)sched_getaffinity(0, sizeof(mask), &mask);
+    int home = placed->cpus[2 * thread < placed->loop.threads ? 0 : 1];
+    if (CPU_COUNT(&mask) != 1 || !CPU_ISSET(home, &mask)) {
+        atomic_fetch_add(&placed->elsewhere, 1);
+    }
+    visit(&placed->loop, index, thread);
+}
+
+static void threads_of_a_placed_loop_run_at_their_places_and_are_free_afterwards(void **state)
+{
+    (void)state;
+    static struct placed_loop placed;
+    static struct pp_places places;
+    int cpus[2];
+    cpu_set_t before, after;
+    if (!two_places(&places, cpus)) {
+        print_message("one processor: nobody can be bound here\n");
+        skip();
+    }
+    assert_int_equal(0, sched_getaffinity(0, sizeof(before), &before));
+    for (uint32_t threads = 2; threads <= 6; threads += 2) {
+        memset(&placed, 0, sizeof(placed));
+        placed.loop.threads = threads;
+        placed.cpus = cpus;
+        pp_team_for_placed(&places, threads, COUNT, place_by_thirds, visit_bound, &placed);
+        for (uint64_t index = 0; index < COUNT; ++index) {
+            assert_int_equal(placed.loop.visits[index], 1);
+        }
+        assert_int_equal(placed.loop.out_of_range, 0);
+        assert_int_equal(placed.elsewhere, 0);
+    }
+    run_loop(&placed.loop, 6, COUNT);
+    assert_int_equal(0, sched_getaffinity(0, sizeof(after), &after));
+    assert_true(CPU_EQUAL(&before, &after));
+}
+
+static void with_fewer_than_two_places_a_placed_loop_is_a_plain_one(void **state)
+{
+    (void)state;
+    static struct loop loop;
+    static struct pp_places places;
+    cpu_set_t before, after;
+    assert_int_equal(0, sched_getaffinity(0, sizeof(before), &before));
+    pp_places_init(&places, NULL);
+    memset(&loop, 0, sizeof(loop));
+    loop.threads = 3;
+    pp_team_for_placed(&places, 3, COUNT, place_by_thirds, visit, &loop);
+    for (uint64_t index = 0; index < COUNT; ++index) {
+        assert_int_equal(loop.visits[index], 1);
+    }
+    assert_int_equal(0, sched_getaffinity(0, sizeof(after), &after));
+    assert_true(CPU_EQUAL(&before, &after));
+}
+
+static void threads_are_dealt_out_by_processors_in_order(void **state)
+{
+    (void)state;
+    static struct pp_places places;
+    static struct pp_topology topology = {.numa_node_count = 4};
+    const uint32_t cpu_counts[] = {8, 0, 16, 8};
+    for (uint32_t i = 0; i < 4; ++i) {
+        topology.numa_nodes[i].cpu_count = cpu_counts[i];
+    }
+    pp_places_init(&places, &topology);
+    assert_int_equal(3, places.count);
+    const uint32_t teams[] = {1, 2, 3, 4, 7, 32, 64, 1000};
+    for (size_t i = 0; i < sizeof(teams) / sizeof(teams[0]); ++i) {
+        uint32_t at[3] = {0}, last = 0;
+        for (uint32_t thread = 0; thread < teams[i]; ++thread) {
+            uint32_t place = pp_places_of(&places, thread, teams[i]);
+            assert_true(place >= last && place < 3);
+            last = place;
+            ++at[place];
+        }
+        for (uint32_t place = 0; place < 3; ++place) { /* its share, to one */
+            double share = (double)teams[i] * places.cpu_count[place] / 32.0;
+            assert_true(at[place] > share - 1.01 && at[place] < share + 1.01);
+        }
+    }
+    assert_int_equal(0, pp_places_of(&places, 0, 4));
+    assert_int_equal(1, pp_places_of(&places, 1, 4));
+    assert_int_equal(1, pp_places_of(&places, 2, 4));
+    assert_int_equal(2, pp_places_of(&places, 3, 4));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_index_is_visited_once),
+        cmocka_unit_test(threads_of_a_placed_loop_run_at_their_places_and_are_free_afterwards),
+        cmocka_unit_test(with_fewer_than_two_places_a_placed_loop_is_a_plain_one),
+        cmocka_unit_test(threads_are_dealt_out_by_processors_in_order),
         cmocka_unit_test(one_thread_runs_inline),
         cmocka_unit_test(writes_are_seen_across_fork_and_join),
         cmocka_unit_test(masters_have_teams_of_their_own),
