@@ -25,11 +25,12 @@ static Pigpen__V1__NodeState wire_state(enum an_service_state state)
     }
 }
 
-/* What no part holds or has reserved, nor a build. */
-static uint64_t memory_free(const struct an_exec_usage *usage)
+uint64_t an_encode_memory_free(const struct an_service *service)
 {
-    uint64_t used = usage->kv_bytes + usage->index_bytes + usage->tail_bytes + usage->scratch_bytes;
-    return usage->memory_limit_bytes > used ? usage->memory_limit_bytes - used : 0;
+    struct an_exec_usage usage = {0};
+    an_exec_usage(service->config.exec, &usage);
+    uint64_t used = usage.kv_bytes + usage.index_bytes + usage.tail_bytes + usage.scratch_bytes;
+    return usage.memory_limit_bytes > used ? usage.memory_limit_bytes - used : 1;
 }
 
 static uint64_t drain_left_ms(const struct an_service *service, uint64_t now_us)
@@ -56,7 +57,7 @@ const ProtobufCMessage *an_encode_info(struct an_service *service, struct an_req
     out->isa = text_of(config->isa);
     out->threads = config->threads;
     out->memory_limit_bytes = config->memory_limit_bytes;
-    out->memory_free_bytes = memory_free(&usage);
+    out->memory_free_bytes = an_encode_memory_free(service);
     out->parts = usage.parts;
     out->drain_left_ms = drain_left_ms(service, now_us);
     out->uptime_ms = (now_us - service->started_us) / 1000;

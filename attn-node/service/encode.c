@@ -65,6 +65,7 @@ const ProtobufCMessage *an_encode_open(struct an_service *service, struct an_req
     out->n_features = AN_FEATURE_COUNT;
     out->features = features;
     out->existed = args->existed;
+    out->memory_free_bytes = an_encode_memory_free(service);
     if (args->existed) {
         out->n_held_tokens = args->shape.layers;
         out->held_tokens = args->held_tokens;
@@ -86,6 +87,7 @@ const ProtobufCMessage *an_encode_append(struct an_service *service, struct an_r
     out->layer = asked->layer;
     out->held_tokens = job->append.held_tokens;
     out->duplicate = job->append.duplicate;
+    out->memory_free_bytes = an_encode_memory_free(service);
     if (job->status != PP_OK) {
         an_encode_status(&scratch->status, job->status, job->detail, job);
         out->status = &scratch->status;
@@ -137,6 +139,7 @@ const ProtobufCMessage *an_encode_renew(struct an_service *service, struct an_re
     out->lease_ms = service->config.lease_us / 1000;
     out->n_unknown_handles = request->job.renew.unknown_count;
     out->unknown_handles = request->job.renew.unknown;
+    out->memory_free_bytes = an_encode_memory_free(service);
     return &out->base;
 }
 

@@ -210,6 +210,8 @@ const ProtobufCMessage *an_encode_get(struct an_service *, struct an_request *,
 void an_encode_status(Pigpen__V1__Status *status_out, enum pp_status status, const char *message,
                       const struct an_job *job);
 void an_encode_limits(Pigpen__V1__Limits *limits_out);
+/* What no part holds or has reserved, nor a build; at least 1, for 0 says nothing. */
+uint64_t an_encode_memory_free(const struct an_service *service);
 #define AN_FEATURE_COUNT 6u
 extern const char *const an_features[AN_FEATURE_COUNT];
 

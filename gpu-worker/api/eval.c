@@ -304,6 +304,8 @@ static enum pp_status eval_open_sequence(struct eval *eval, uint32_t index)
                                           .hash_seed = eval->worker_options.hash_seed,
                                           .step_seed = eval->seed,
                                           .tokens_expected = eval->text.id_count,
+                                          .tokens_reserved = eval->text.id_count - eval->tokens +
+                                                             eval->worker_options.tokens_reserved,
                                           .tokens_kept = (uint32_t)eval->tokens};
     bool first = !eval->text.has_reference;
     uint64_t begin_us = pp_clock_now_us(&eval->worker.clock);

@@ -318,7 +318,8 @@ static enum pp_status generate_open(struct generate *generate)
         .dense_layer_count = generate->worker.dense_layer_count,
         .hash_seed = generate->worker_options.hash_seed,
         .step_seed = generate->seed,
-        .tokens_expected = generate->id_count + generate->tokens_max};
+        .tokens_expected = generate->id_count + generate->tokens_max,
+        .tokens_reserved = generate->id_count + generate->worker_options.tokens_reserved};
     enum pp_status status =
         gw_sequence_open(generate->worker.engine, &options, &generate->sequence);
     if (status != PP_OK) {

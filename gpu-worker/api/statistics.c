@@ -175,6 +175,7 @@ void gw_statistics_held(json_t *object, const struct gw_worker *worker,
     statistics_real(object, "recovery_ms", (double)recoveries.total_us * 1e-3);
     statistics_integer(object, "tokens_recomputed", recoveries.tokens_recomputed);
     statistics_integer(object, "tokens_left", gw_sequence_left(sequence));
+    statistics_integer(object, "parts", gw_sequence_parts(sequence));
 }
 
 enum pp_status gw_statistics_check(const char *option, const char *path, FILE *errors)

@@ -94,8 +94,8 @@ static size_t worker_node_options(struct gw_worker_options *options, struct pp_o
     return sizeof(table) / sizeof(table[0]);
 }
 
-static size_t worker_node_time_options(struct gw_worker_options *options,
-                                       struct pp_option *table_out)
+static size_t worker_node_start_options(struct gw_worker_options *options,
+                                        struct pp_option *table_out)
 {
     const struct pp_option table[] = {
         {.name = "nodes-wait",
@@ -115,6 +115,16 @@ static size_t worker_node_time_options(struct gw_worker_options *options,
          .help =
              "How many nodes have to be listed and serve at start; others are used once they do. "
              "0: all that are listed."},
+        {.name = "reserve-tokens",
+         .kind = PP_OPTION_U64,
+         .target = &options->tokens_reserved,
+         .group = "Attention nodes",
+         .default_text = "1048576",
+         .value_name = "N",
+         .max = 1u << 20,
+         .help = "So many tokens behind the prompt have memory kept on the nodes from the start. "
+                 "Those behind them go where there is room, and where there is none left they are "
+                 "an error."},
     };
     memcpy(table_out, table, sizeof(table));
     return sizeof(table) / sizeof(table[0]);
@@ -247,7 +257,7 @@ static size_t worker_model_options(struct gw_worker_options *options, struct pp_
 size_t gw_worker_option_table(struct gw_worker_options *options, struct pp_option *table_out)
 {
     size_t count = worker_node_options(options, table_out);
-    count += worker_node_time_options(options, table_out + count);
+    count += worker_node_start_options(options, table_out + count);
     count += gw_worker_error_options(options, table_out + count);
     count += worker_loss_options(options, table_out + count);
     count += worker_tls_options(options, table_out + count);

@@ -35,6 +35,7 @@ struct gw_worker_options {
     uint64_t node_timeout_us;
     uint64_t replicas, hedge_us;
     uint64_t nodes_min;       /* open is content with so many; 0: all that are listed */
+    uint64_t tokens_reserved; /* behind the prompt, kept memory for from the start */
     uint64_t nodes_wait_us;   /* for nodes that do not serve yet, at open */
     const char *dense_layers; /* "0,16"; "": none */
     bool nodes_plan;

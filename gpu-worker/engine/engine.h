@@ -92,7 +92,10 @@ struct gw_sequence_options {
     uint32_t dense_layer_count;
     uint64_t hash_seed;
     uint64_t step_seed;       /* seeds of attends are drawn from it, one a step */
-    uint64_t tokens_expected; /* at most tokens_max; sizes local K/V and the shards */
+    uint64_t tokens_expected; /* at most tokens_max; sizes local K/V */
+    /* So many of them are cut over the nodes and have memory kept there from the start; those
+     * behind grow where there is room. 0: all. */
+    uint64_t tokens_reserved;
     /* So many of a prefill's last tokens stay here besides the recent ones: for a mark before them.
      * They leave as steps go on behind them. */
     uint32_t tokens_kept;
@@ -245,6 +248,8 @@ uint64_t gw_sequence_left(const struct gw_sequence *sequence);
 const struct gw_errors *gw_sequence_errors(const struct gw_sequence *sequence);
 /* What the nodes said when a call failed; "" when nothing. */
 const char *gw_sequence_error(const struct gw_sequence *sequence);
+/* Parts that it is cut into on the nodes. */
+uint32_t gw_sequence_parts(const struct gw_sequence *sequence);
 /* Held tokens a node, [node count of the remote]. */
 void gw_sequence_tokens_held(struct gw_sequence *sequence, uint64_t *tokens_out);
 

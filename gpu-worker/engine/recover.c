@@ -245,8 +245,12 @@ enum pp_status gw_sequence_recover(struct gw_sequence *sequence, enum pp_status 
 {
     uint64_t begin_us = pp_clock_now_us(&sequence->engine->clock);
     for (uint32_t i = 0; failed != PP_OK; i++) {
-        if (i == RECOVERIES_MAX || gw_remote_recover(sequence->remote) != PP_OK) {
+        if (i == RECOVERIES_MAX) {
             return failed;
+        }
+        enum pp_status went = gw_remote_recover(sequence->remote);
+        if (went != PP_OK) { /* also when it was not a node that failed */
+            return went == PP_FAILED_PRECONDITION ? failed : went;
         }
         failed = refill(sequence, cut);
     }

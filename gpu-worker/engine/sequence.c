@@ -56,6 +56,9 @@ static enum pp_status sequence_open_remote(struct gw_sequence *sequence,
                                                .dense_layers = options->dense_layers,
                                                .dense_layer_count = options->dense_layer_count,
                                                .tokens_expected = options->tokens_expected};
+    if (options->tokens_reserved > 0 && options->tokens_reserved < options->tokens_expected) {
+        config.tokens_expected = options->tokens_reserved;
+    }
     for (uint32_t i = 0; i < info->fingerprint_bytes; i++) {
         config.fingerprint[i] = info->fingerprint[i];
     }
@@ -226,6 +229,11 @@ uint64_t gw_sequence_left(const struct gw_sequence *sequence)
 const char *gw_sequence_error(const struct gw_sequence *sequence)
 {
     return sequence->remote == NULL ? "" : gw_remote_error(sequence->remote);
+}
+
+uint32_t gw_sequence_parts(const struct gw_sequence *sequence)
+{
+    return sequence->remote == NULL ? 0 : gw_remote_parts(sequence->remote);
 }
 
 void gw_sequence_tokens_held(struct gw_sequence *sequence, uint64_t *tokens_out)

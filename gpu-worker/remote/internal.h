@@ -117,10 +117,12 @@ struct gw_part {
     struct gw_node *node;
     uint32_t index; /* of the part in the route; other nodes may hold it too */
     uint64_t handle, incarnation, lease_us;
-    _Atomic bool lost;       /* set by the rpc thread, for good */
-    _Atomic uint64_t *acked; /* [layers] tokens acknowledged in order */
-    uint64_t *sent;          /* [layers] [rpc] end of the last chunk queued */
-    uint64_t *queued;        /* [layers] [engine] tokens handed over */
+    uint64_t reserved_tokens; /* [engine] that the node keeps memory for */
+    bool full;                /* [rpc] rows were refused; read when the sequence has failed */
+    _Atomic bool lost;        /* set by the rpc thread, for good */
+    _Atomic uint64_t *acked;  /* [layers] tokens acknowledged in order */
+    uint64_t *sent;           /* [layers] [rpc] end of the last chunk queued */
+    uint64_t *queued;         /* [layers] [engine] tokens handed over */
     struct gw_ask ask;
 };
 
@@ -142,8 +144,8 @@ struct gw_remote_sequence {
     uint32_t *dense_layers;
     uint8_t id[PP_ID_BYTES];
     uint64_t generation;    /* [engine]; only changed while nothing is in flight */
-    struct gw_route route;  /* [engine] */
-    struct gw_set *sets;    /* [route.part_count] */
+    struct gw_route route;  /* [engine]; spans and their number only change on the rpc thread */
+    struct gw_set *sets;    /* [GW_NODES_MAX], route.part_count of them in use */
     struct gw_part **parts; /* [engine] of all nodes, lost ones too */
     uint32_t part_count;
     struct gw_refill *refill;        /* [engine] NULL: nothing was ever copied */
@@ -153,7 +155,8 @@ struct gw_remote_sequence {
     struct pp_hash **hashes; /* [layers] of queries; NULL unless lsh; equal k and l share one */
     float *balances; /* [engine] [layers][kv head][dim], 0: none; NULL unless a layer is sketch */
     _Atomic uint32_t chunks_waiting, dispatches_waiting;
-    bool attending; /* [engine] */
+    uint64_t grow_us; /* [engine] not before is growth elsewhere tried again */
+    bool attending;   /* [engine] */
     struct gw_remote_attend attend;
     uint64_t attend_begun_us;
     uint64_t renew_us; /* [rpc] when leases are renewed next */
@@ -199,8 +202,10 @@ struct gw_node {
     uint64_t incarnation;
     struct gw_node_limits limits;
     bool serving, known;
-    uint64_t memory_bytes, free_bytes; /* as it said last; 0: it did not */
-    char missing[200];                 /* [engine] why the last probe failed */
+    _Atomic uint64_t memory_bytes; /* as it said; 0: it did not */
+    _Atomic uint64_t free_bytes;   /* of that, as it said last */
+    _Atomic uint64_t joined_us;    /* when it came into use while the worker ran; 0: at the start */
+    char missing[200];             /* [engine] why the last probe failed */
     /* attends [rpc] */
     struct pp_call *attend_call;
     struct gw_ask *waiting_first, *waiting_last;
@@ -211,6 +216,7 @@ struct gw_node {
     _Atomic bool out;
     _Atomic bool draining;      /* parts on it are to move; then it is out */
     struct gw_node_state state; /* [rpc] */
+    uint64_t info_us;           /* [rpc] when it is asked next what it has free; 0: at once */
     bool gone; /* no longer in the list of nodes; changed while the engine thread waits */
     /* appends [rpc]: one list, sent ones first */
     struct pp_call *append_call;
@@ -240,7 +246,7 @@ struct gw_remote {
     uint64_t next_request_id;             /* [engine] */
     uint64_t turn;                        /* [engine] sequences opened */
     struct pp_stat *late_answers, *failures, *outbox_bytes, *append_resends;
-    struct pp_stat *parts_lost, *hedges, *parts_copied;
+    struct pp_stat *parts_lost, *hedges, *parts_copied, *parts_grown;
     uint64_t copied; /* [engine] parts, since the start */
 };
 
@@ -263,7 +269,11 @@ void gw_remote_signal(struct gw_remote *remote);
  * sequence fails: its dispatches and chunks are dropped, and the first error stays. */
 __attribute__((format(printf, 3, 4))) void gw_part_fail(struct gw_part *part, enum pp_status status,
                                                         const char *format, ...);
-/* The same from the engine thread, which waits until it is done. */
+/* The rpc thread: the node has no room for the part's next rows, and keeps those that it has. */
+void gw_part_full(struct gw_part *part, const char *message);
+/* The engine thread: set `index` of the sequence, new or once more, without members. PP_MEMORY. */
+PP_MUST_USE enum pp_status gw_set_init(struct gw_remote_sequence *sequence, uint32_t index);
+/* The same as gw_part_fail from the engine thread, which waits until it is done. */
 void gw_part_fail_from_engine(struct gw_part *part, enum pp_status status, const char *what,
                               const char *message);
 /* The rpc thread: the node is known not to answer: parts that another node holds too are no longer

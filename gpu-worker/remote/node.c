@@ -15,8 +15,9 @@
 #include "pigpen/v1/admin.pb-c.h"
 
 /* A call whose transport says nothing is cancelled this long past its deadline. */
-#define UNARY_GRACE_US 100000u
-#define STREAM_WINDOW  16u
+#define UNARY_GRACE_US  100000u
+#define STREAM_WINDOW   16u
+#define INFO_TIMEOUT_US 1000000u
 
 enum pp_status gw_node_init(struct gw_node *node, struct gw_remote *remote, uint32_t index)
 {
@@ -78,6 +79,14 @@ void gw_node_take_limits(struct gw_node *node, const Pigpen__V1__Limits *limits)
     }
     if (limits->stream_window > 0) {
         node->limits.stream_window = limits->stream_window;
+    }
+}
+
+void gw_node_take_free(struct gw_node *node, uint64_t free_bytes)
+{
+    if (free_bytes > 0) {
+        node->info_us = gw_remote_now(node->remote) + GW_NODE_INFO_US;
+        atomic_store_explicit(&node->free_bytes, free_bytes, memory_order_relaxed);
     }
 }
 
@@ -261,15 +270,33 @@ static enum pp_status take_health(struct gw_unary *unary, const ProtobufCMessage
 static enum pp_status take_info(struct gw_unary *unary, const ProtobufCMessage *message)
 {
     const Pigpen__V1__GetServerInfoResponse *answer = (const void *)message;
+    if (answer == NULL) {
+        return PP_OK; /* it was asked in passing */
+    }
     if (answer->incarnation == 0 || answer->version[0] == '\0') {
         return PP_PROTOCOL;
     }
     unary->node->incarnation = answer->incarnation;
     unary->node->known = true;
-    unary->node->memory_bytes = answer->memory_limit_bytes;
-    unary->node->free_bytes = answer->memory_free_bytes;
+    atomic_store(&unary->node->memory_bytes, answer->memory_limit_bytes);
+    atomic_store(&unary->node->free_bytes, answer->memory_free_bytes);
     gw_node_take_limits(unary->node, answer->limits);
     return PP_OK;
+}
+
+void gw_node_ask_info(struct gw_node *node)
+{
+    Pigpen__V1__GetServerInfoRequest info = PIGPEN__V1__GET_SERVER_INFO_REQUEST__INIT;
+    struct gw_unary *unary = calloc(1, sizeof(*unary));
+    if (unary == NULL) {
+        return; /* it is asked again */
+    }
+    unary->orphan = true;
+    if (gw_unary_start(unary, node, "/pigpen.v1.AdminService/GetServerInfo", INFO_TIMEOUT_US,
+                       &info.base, &pigpen__v1__get_server_info_response__descriptor, take_info,
+                       NULL) != PP_OK) {
+        free(unary);
+    }
 }
 
 static enum pp_status start_probe(struct gw_node *node, struct probe *probe, uint64_t timeout_us)

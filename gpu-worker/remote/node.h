@@ -8,6 +8,9 @@
 
 #include "gpu-worker/remote/internal.h"
 
+/* A node that did not say for so long what it has free is asked. */
+#define GW_NODE_INFO_US 5000000u
+
 PP_MUST_USE enum pp_status gw_node_init(struct gw_node *node, struct gw_remote *remote,
                                         uint32_t index);
 void gw_node_deinit(struct gw_node *node);
@@ -38,6 +41,8 @@ PP_MUST_USE enum pp_status gw_node_probe_all(struct gw_remote *remote, uint64_t 
 /* node_trial.c. rpc thread: the node failed somebody; where that makes it doubtful it is out of use
  * until it has stood its trials. */
 void gw_node_fault(struct gw_node *node, enum pp_status status);
+/* rpc thread: opens its two streams where there are none; failing is met again by who sends. */
+void gw_node_open_streams(struct gw_node *node);
 /* rpc thread: a stream of the node ended that nobody waited on: it is tried at once. */
 void gw_node_doubt(struct gw_node *node);
 /* rpc thread: the node says that it is being drained: it serves what it holds until that has moved.
@@ -52,13 +57,29 @@ uint32_t gw_nodes_usable(const struct gw_remote *remote, uint32_t *nodes_out);
 
 /* place.c. Engine thread: nodes for a new sequence of this shape, of those in use: all that have
  * room for their share of tokens_expected when it is cut evenly, in their order, but those with
- * much more room last, for the last part grows. All in use where nodes did not say what they have,
- * or no even cut fits: nodes refuse what they cannot hold. key: of the sequence. How many they are,
- * at most GW_NODES_MAX. */
+ * much more room last, for the last part grows; shares_out[0] is 0. Where no even cut fits, token
+ * spans by what each has room for: shares_out [GW_NODES_MAX] tokens. All in use where nodes did not
+ * say what they have, or it is not enough: nodes refuse what they cannot hold. key: of the
+ * sequence. How many they are, at most GW_NODES_MAX. */
 uint32_t gw_nodes_place(const struct gw_remote *remote,
                         const struct gw_remote_sequence_config *config, uint64_t key,
-                        uint32_t *nodes_out);
+                        uint32_t *nodes_out, uint64_t *shares_out);
 
+/* place.c. Engine thread: bytes of so many rows of kv_heads heads in all layers, and a tenth for
+ * indexes. */
+uint64_t gw_rows_need(const struct pp_shape *shape, uint32_t kv_heads, uint64_t tokens);
+/* What is known of every node, by its place in the table: figures_out [GW_NODES_MAX]; how many. */
+struct gw_placement_node;
+uint32_t gw_nodes_figures(const struct gw_remote *remote, struct gw_placement_node *figures_out);
+/* Of the nodes in use whose bit is not in `tried` the one that has the fewest of tokens [node], one
+ * with `bytes` free before one without. UINT32_MAX: none. */
+uint32_t gw_nodes_fewest(const struct gw_remote *remote, const uint64_t *tokens, uint64_t tried,
+                         uint64_t bytes);
+
+/* rpc thread: asks what it has free, for whoever wants to know next. */
+void gw_node_ask_info(struct gw_node *node);
+/* rpc thread: what a node has free of its memory, as an answer says; 0: it does not. */
+void gw_node_take_free(struct gw_node *node, uint64_t free_bytes);
 /* Limits as a node said them; zeros take defaults. rpc thread. */
 void gw_node_take_limits(struct gw_node *node, const Pigpen__V1__Limits *limits);
 

@@ -36,6 +36,7 @@ static void state_changed(struct gw_node *node, const char *cause)
     bool out = !gw_node_state_open(&node->state);
     atomic_store(&node->draining, node->state.phase == GW_NODE_DRAINING);
     if (atomic_exchange(&node->out, out) != out) {
+        atomic_store(&node->joined_us, out ? 0 : gw_remote_now(node->remote));
         pp_stat_set(node->up, out ? 0 : 1);
         PP_LOG_WARNF("remote", out ? "node out of use" : "node in use",
                      "node=%s address=%s state=%s cause=%s", node->address.name,
@@ -136,7 +137,15 @@ uint64_t gw_node_tick(struct gw_node *node, uint64_t now_us)
     if (now_us >= gw_node_state_trial_us(&node->state)) {
         start_trial(node);
     }
-    return gw_node_state_trial_us(&node->state);
+    uint64_t next_us = gw_node_state_trial_us(&node->state);
+    if (atomic_load(&node->out) || node->gone || node->remote->sequences == NULL) {
+        return next_us;
+    }
+    if (now_us >= node->info_us) {
+        node->info_us = now_us + GW_NODE_INFO_US;
+        gw_node_ask_info(node);
+    }
+    return node->info_us < next_us ? node->info_us : next_us;
 }
 
 uint32_t gw_nodes_usable(const struct gw_remote *remote, uint32_t *nodes_out)

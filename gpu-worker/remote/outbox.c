@@ -13,6 +13,7 @@
 
 #include "common/base/assert.h"
 #include "common/base/log.h"
+#include "gpu-worker/remote/attn_client.h"
 #include "gpu-worker/remote/node.h"
 
 #define APPEND_PATH  "/pigpen.v1.AttentionService/AppendKvStream"
@@ -142,6 +143,10 @@ static void refuse(struct gw_node *node, struct gw_chunk *chunk, const Pigpen__V
         rewind_stream(node, reason, status->message);
         return;
     }
+    if (reason == PP_MEMORY) {
+        gw_part_full(chunk->part, status->message);
+        return;
+    }
     gw_part_fail(chunk->part, reason, "append of layer %u at %llu: %s", chunk->layer,
                  (unsigned long long)chunk->start, status->message);
 }
@@ -149,6 +154,7 @@ static void refuse(struct gw_node *node, struct gw_chunk *chunk, const Pigpen__V
 static void take_answer(struct gw_node *node, const Pigpen__V1__AppendKvResponse *answer)
 {
     struct gw_chunk *chunk = node->queue_first;
+    gw_node_take_free(node, answer->memory_free_bytes);
     while (chunk != node->unsent && chunk->request_id != answer->request_id) {
         chunk = chunk->next;
     }
@@ -241,6 +247,12 @@ enum pp_status gw_outbox_open(struct gw_node *node)
                            &node->append_call));
     ops->call_receive(node->append_call);
     return PP_OK;
+}
+
+void gw_node_open_streams(struct gw_node *node)
+{
+    (void)gw_attn_client_open(node);
+    (void)gw_outbox_open(node);
 }
 
 static void chunk_sent(void *context)

@@ -9,6 +9,7 @@
 
 #include "common/base/log.h"
 #include "gpu-worker/remote/attn_client.h"
+#include "gpu-worker/remote/grow.h"
 #include "gpu-worker/remote/node.h"
 #include "gpu-worker/remote/sampling.h"
 
@@ -29,6 +30,7 @@ enum pp_status gw_part_new(struct gw_remote_sequence *sequence, uint32_t index,
     part->sequence = sequence;
     part->index = index;
     part->node = node;
+    part->reserved_tokens = gw_grow_reserve(sequence, index);
     part->acked = calloc(layers, sizeof(*part->acked));
     part->sent = calloc(layers, sizeof(*part->sent));
     part->queued = calloc(layers, sizeof(*part->queued));
@@ -71,6 +73,7 @@ static enum pp_status take_opened(struct gw_unary *unary, const ProtobufCMessage
     part->lease_us = answer->lease_ms > 0 ? answer->lease_ms * 1000 : LEASE_DEFAULT_US;
     part->node->incarnation = answer->incarnation;
     gw_node_take_limits(part->node, answer->limits);
+    gw_node_take_free(part->node, answer->memory_free_bytes);
     return PP_OK;
 }
 
@@ -115,8 +118,7 @@ static enum pp_status start_open(struct opening *opening)
     request.n_dense_layers = config->dense_layer_count;
     request.generation = sequence->generation;
     request.lease_ms = LEASE_ASKED_MS;
-    request.reserve_tokens =
-        gw_route_part_tokens(&sequence->route, part->index, config->tokens_expected);
+    request.reserve_tokens = part->reserved_tokens;
     struct gw_layer_words layers;
     PP_TRY(gw_layer_words_new(sequence, &layers));
     request.layer_estimators = layers.list;

@@ -126,9 +126,10 @@ enum pp_status gw_placement_spread(const struct gw_placement_node *nodes, uint32
 }
 
 enum pp_status gw_placement_grow(const struct gw_placement_node *nodes, uint32_t node_count,
-                                 uint64_t key, uint32_t holder, uint64_t bytes, uint32_t *node_out)
+                                 uint64_t key, uint32_t holder, uint64_t ahead_bytes,
+                                 uint64_t bytes, uint32_t *node_out)
 {
-    if (nodes[holder].open && nodes[holder].free_bytes >= bytes) {
+    if (nodes[holder].open && nodes[holder].free_bytes >= ahead_bytes) {
         *node_out = holder;
         return PP_OK;
     }

@@ -51,10 +51,12 @@ PP_MUST_USE enum pp_status gw_placement_spread(const struct gw_placement_node *n
                                                uint32_t wanted, uint32_t *chosen_out,
                                                uint32_t *chosen_count_out);
 
-/* Where the next `bytes` of a run grow that node `holder` holds the end of: there while there is
- * room and it is open, else on the best other one. PP_MEMORY: nowhere. */
+/* Where a run grows that node `holder` holds the end of: there while it is open and has
+ * `ahead_bytes` free, else on the best other one that has `bytes` free: more, so that a run does
+ * not come and go. PP_MEMORY: nowhere. */
 PP_MUST_USE enum pp_status gw_placement_grow(const struct gw_placement_node *nodes,
                                              uint32_t node_count, uint64_t key, uint32_t holder,
-                                             uint64_t bytes, uint32_t *node_out);
+                                             uint64_t ahead_bytes, uint64_t bytes,
+                                             uint32_t *node_out);
 
 #endif

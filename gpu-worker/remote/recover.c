@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/base/log.h"
+#include "gpu-worker/remote/grow.h"
 #include "gpu-worker/remote/node.h"
 #include "gpu-worker/remote/part.h"
 #include "gpu-worker/remote/refill.h"
@@ -47,21 +48,16 @@ static void forget_lost(struct gw_remote_sequence *sequence)
     }
 }
 
-/* Of the nodes in use that were not tried yet: the one with the fewest of our tokens. UINT32_MAX:
- * none. */
-static uint32_t choose_node(struct gw_remote_sequence *sequence, uint64_t tried)
+/* Of the nodes in use that were not tried yet: the one with the fewest of our tokens, rather one
+ * with room. UINT32_MAX: none. */
+static uint32_t choose_node(struct gw_remote_sequence *sequence, uint32_t index, uint64_t tried)
 {
-    uint64_t held[GW_NODES_MAX], least = UINT64_MAX;
-    uint32_t nodes[GW_NODES_MAX], chosen = UINT32_MAX;
-    uint32_t count = gw_nodes_usable(sequence->remote, nodes);
+    uint64_t held[GW_NODES_MAX];
     gw_remote_tokens_held(sequence, held);
-    for (uint32_t i = 0; i < count; ++i) {
-        if ((tried & (1ull << nodes[i])) == 0 && held[nodes[i]] < least) {
-            least = held[nodes[i]];
-            chosen = nodes[i];
-        }
-    }
-    return chosen;
+    return gw_nodes_fewest(sequence->remote, held, tried,
+                           gw_rows_need(&sequence->config.shape,
+                                        sequence->route.parts[index].kv_head_count,
+                                        gw_grow_reserve(sequence, index)));
 }
 
 static enum pp_status open_on(struct gw_remote_sequence *sequence, uint32_t index, uint32_t node)
@@ -77,15 +73,20 @@ static enum pp_status open_on(struct gw_remote_sequence *sequence, uint32_t inde
     return gw_route_join(&sequence->route, index, node);
 }
 
-/* Opens a part that nobody holds on the node with the most room that takes it. */
+/* Opens a part that nobody holds on a node that takes it; where none has room for all of it, what
+ * the roomiest has room for, and the rest is another part. */
 static enum pp_status replace_part(struct gw_remote_sequence *sequence, uint32_t index)
 {
     uint64_t refused = gw_sequence_refused(sequence), tried = refused;
     enum pp_status status = refused != 0 ? PP_MEMORY : PP_UNAVAILABLE;
     for (bool probed = false;;) {
-        uint32_t node = choose_node(sequence, tried);
+        uint32_t node = choose_node(sequence, index, tried);
         if (node == UINT32_MAX && probed) {
-            return status;
+            if (status != PP_MEMORY || !gw_grow_cut_fitting(sequence, index)) {
+                return status;
+            }
+            tried = 0;
+            continue;
         }
         if (node == UINT32_MAX) {
             probed = true;
@@ -150,9 +151,13 @@ static void settle(void *context)
 
 static enum pp_status give_up(struct gw_remote_sequence *sequence, enum pp_status status)
 {
-    char cause[GW_ERROR_BYTES];
+    char cause[GW_ERROR_BYTES], what[96] = "no node is left for its part";
     memcpy(cause, sequence->error, sizeof(cause));
-    snprintf(sequence->error, sizeof(sequence->error), "no node is left for its part [%s]; %.256s",
+    if (status == PP_MEMORY) {
+        gw_grow_explain(sequence, what, sizeof(what));
+        atomic_store_explicit(&sequence->failed, PP_MEMORY, memory_order_release);
+    }
+    snprintf(sequence->error, sizeof(sequence->error), "%s [%s]; %.200s", what,
              pp_status_name(status), cause);
     sequence->recoverable = false;
     PP_LOG_ERRORF("remote", "sequence failed", "cause=\"%s\"", sequence->error);
@@ -174,7 +179,8 @@ enum pp_status gw_remote_recover(struct gw_remote_sequence *sequence)
     while (gw_sequence_failed(sequence) != PP_OK) {
         gw_remote_run(sequence->remote, settle, sequence);
         forget_lost(sequence);
-        enum pp_status status = replace_all(sequence);
+        enum pp_status status = gw_grow_cut_full(sequence);
+        status = status == PP_OK ? replace_all(sequence) : status;
         if (status != PP_OK) {
             return give_up(sequence, status);
         }

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "common/base/log.h"
+#include "gpu-worker/remote/grow.h"
 #include "gpu-worker/remote/node.h"
 #include "gpu-worker/remote/outbox.h"
 #include "gpu-worker/remote/part.h"
@@ -84,22 +85,18 @@ void gw_refill_destroy(struct gw_remote_sequence *sequence)
 /* A node for the part besides those that hold it: in use, and with the fewest of our tokens. */
 static struct gw_node *choose_node(struct gw_remote_sequence *sequence, uint32_t index)
 {
-    uint64_t held[GW_NODES_MAX], least = UINT64_MAX;
-    uint32_t nodes[GW_NODES_MAX], count = gw_nodes_usable(sequence->remote, nodes);
-    uint64_t refused = gw_sequence_refused(sequence);
-    struct gw_node *chosen = NULL;
+    uint64_t held[GW_NODES_MAX], holders = gw_sequence_refused(sequence);
+    struct gw_remote *remote = sequence->remote;
     gw_remote_tokens_held(sequence, held);
     for (uint32_t i = 0; i < sequence->part_count; ++i) {
         const struct gw_part *part = sequence->parts[i];
-        held[part->node->index] = part->index == index ? UINT64_MAX : held[part->node->index];
+        holders |= part->index == index ? 1ull << part->node->index : 0;
     }
-    for (uint32_t i = 0; i < count; ++i) {
-        if ((refused & 1ull << nodes[i]) == 0 && held[nodes[i]] < least) {
-            least = held[nodes[i]];
-            chosen = &sequence->remote->nodes[nodes[i]];
-        }
-    }
-    return chosen;
+    uint64_t bytes =
+        gw_rows_need(&sequence->config.shape, sequence->route.parts[index].kv_head_count,
+                     gw_grow_reserve(sequence, index));
+    uint32_t chosen = gw_nodes_fewest(remote, held, holders, bytes);
+    return chosen == UINT32_MAX ? NULL : &remote->nodes[chosen];
 }
 
 /* The first part that wants another node, and who has its rows; NULL: none. */
@@ -340,6 +337,7 @@ void gw_remote_maintain(struct gw_remote_sequence *sequence)
     if (sequence->remote->config.replicas > 1) {
         lose_laggards(sequence);
     }
+    gw_grow_maintain(sequence);
     struct gw_refill *refill = sequence->refill;
     if (refill != NULL && refill->part != NULL) {
         go_on(sequence, refill);

@@ -44,7 +44,7 @@ void gw_buffer_release(void *context)
 }
 
 /* Series that nobody collects, so that counting needs no branches. */
-static struct pp_stat unread[9];
+static struct pp_stat unread[10];
 
 static void register_stats(struct gw_remote *remote)
 {
@@ -56,6 +56,7 @@ static void register_stats(struct gw_remote *remote)
     remote->parts_lost = &unread[6];
     remote->hedges = &unread[7];
     remote->parts_copied = &unread[8];
+    remote->parts_grown = &unread[9];
     if (stats != NULL) {
         remote->late_answers = pp_stats_counter(stats, "pigpen_worker_late_answers_total", "",
                                                 "Answers that came after their request ended.");
@@ -69,6 +70,9 @@ static void register_stats(struct gw_remote *remote)
                                               "Parts that a node no longer serves.");
         remote->parts_copied = pp_stats_counter(stats, "pigpen_worker_parts_copied_total", "",
                                                 "Parts copied from node to node.");
+        remote->parts_grown =
+            pp_stats_counter(stats, "pigpen_worker_parts_grown_total", "",
+                             "Parts that ended where their node had no room, to go on elsewhere.");
         remote->hedges = pp_stats_counter(stats, "pigpen_worker_hedges_total", "",
                                           "Attends that a second node was asked.");
     }

@@ -102,7 +102,8 @@ struct gw_remote_sequence_config {
     const uint32_t *dense_layers;
     uint32_t dense_layer_count;
     uint64_t tokens_expected; /* the nodes reserve their rows' memory at open; token shards: the
-                                 span is cut evenly over the nodes; growth goes to the last part */
+                                 span is cut evenly over the nodes; what comes behind them goes to
+                                 the last part, and where its node runs short to another node's */
 };
 
 /* Opens the parts of a new sequence on the nodes. PP_MEMORY: a node has no room for its share of
@@ -113,7 +114,7 @@ PP_MUST_USE enum pp_status gw_remote_sequence_open(struct gw_remote *remote,
 /* Closes its parts (best effort) and frees it. */
 void gw_remote_sequence_close(struct gw_remote_sequence *sequence);
 /* Starts again, empty, on the nodes that are there now; the old one is closed. On an error it is
- * left as it was. */
+ * left failed. */
 PP_MUST_USE enum pp_status gw_remote_sequence_reopen(struct gw_remote_sequence **sequence);
 
 /* After a call failed, between steps: when it failed because a node was lost, its parts are opened
@@ -249,6 +250,8 @@ PP_MUST_USE enum pp_status gw_remote_attend_wait(struct gw_remote_sequence *sequ
 /* For people: the error that ended things, naming node and cause; "" when none. */
 const char *gw_remote_error(const struct gw_remote_sequence *sequence);
 
+/* Parts that it is cut into; more when it grew on further nodes. */
+uint32_t gw_remote_parts(const struct gw_remote_sequence *sequence);
 /* Held tokens a node, for tables: [node_count]. */
 void gw_remote_tokens_held(struct gw_remote_sequence *sequence, uint64_t *tokens_out);
 

@@ -50,6 +50,8 @@ enum pp_status gw_route_make(const struct gw_route_plan *plan, struct gw_route *
     memset(route_out, 0, sizeof(*route_out));
     route_out->epoch = 1;
     route_out->part_count = spans * ranges;
+    bool even = plan->shares == NULL || plan->shares[0] == 0 || ranges > 1;
+    uint64_t begin = 0;
     uint32_t turn = 0;
     if (route_out->part_count == 1) {
         turn = (uint32_t)(plan->turn % plan->node_count);
@@ -60,8 +62,10 @@ enum pp_status gw_route_make(const struct gw_route_plan *plan, struct gw_route *
         part->kv_head_begin = (uint32_t)(plan->kv_heads * range / ranges);
         part->kv_head_count =
             (uint32_t)(plan->kv_heads * (range + 1) / ranges) - part->kv_head_begin;
-        part->token_begin = share * span;
-        part->token_end = span + 1 == spans ? UINT64_MAX : share * (span + 1);
+        uint64_t end = even ? share * (span + 1) : begin + plan->shares[i];
+        part->token_begin = even ? share * span : begin;
+        part->token_end = span + 1 == spans ? UINT64_MAX : end;
+        begin = end;
         place(plan, i + turn, part);
     }
     return PP_OK;
@@ -89,6 +93,18 @@ enum pp_status gw_route_join(struct gw_route *route, uint32_t part, uint32_t nod
     at->nodes[at->node_count++] = node;
     route->epoch++;
     return PP_OK;
+}
+
+uint32_t gw_route_cut(struct gw_route *route, uint32_t part, uint64_t at)
+{
+    struct gw_route_part *before = &route->parts[part], *behind = &route->parts[route->part_count];
+    behind->kv_head_begin = before->kv_head_begin;
+    behind->kv_head_count = before->kv_head_count;
+    behind->token_begin = at;
+    behind->token_end = before->token_end;
+    before->token_end = at;
+    route->epoch++;
+    return route->part_count++;
 }
 
 uint64_t gw_route_part_tokens(const struct gw_route *route, uint32_t part, uint64_t tokens)

@@ -37,7 +37,8 @@ struct gw_route_plan {
     uint32_t replicas; /* of a part, on as many nodes; more than node_count: node_count */
     uint32_t kv_heads;
     uint64_t tokens_expected;
-    uint64_t turn; /* sequences take turns at the nodes where one does not need all */
+    const uint64_t *shares; /* token shards: tokens of each node's span; NULL, or 0 first: even */
+    uint64_t turn;          /* sequences take turns at the nodes where one does not need all */
 };
 
 /* Plans a new sequence, its epoch 1. Token shards: tokens_expected cut evenly, one span a node; 0
@@ -53,6 +54,11 @@ PP_MUST_USE enum pp_status gw_route_make(const struct gw_route_plan *plan,
  * as there may be). */
 void gw_route_leave(struct gw_route *route, uint32_t part, uint32_t node);
 PP_MUST_USE enum pp_status gw_route_join(struct gw_route *route, uint32_t part, uint32_t node);
+
+/* The part ends at token `at` of its span; the rest of the span becomes the last part of the route,
+ * of the same kv heads and on the nodes that parts[part_count] names. The index of that part, of
+ * which there must be room. */
+uint32_t gw_route_cut(struct gw_route *route, uint32_t part, uint64_t at);
 
 /* How many of the sequence's first `tokens` tokens lie in a part: they are its first ones, so this
  * is also the held_tokens that asks the part for exactly its share of that prefix (law 1). */

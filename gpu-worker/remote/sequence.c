@@ -18,6 +18,8 @@
 
 #define SERVICE          "/pigpen.v1.AttentionService/"
 #define LEASE_DEFAULT_US 600000000ull
+/* How long nodes that refused a sequence may take to say what they have free. */
+#define PROBE_US 500000u
 
 const char *gw_remote_error(const struct gw_remote_sequence *sequence)
 {
@@ -47,9 +49,7 @@ static void enlist(void *context)
     for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
         struct gw_set *set = &sequence->sets[i];
         for (uint32_t j = 0; j < set->member_count; ++j) {
-            /* Failing here is met again, and told, by the first attend or append. */
-            (void)gw_attn_client_open(set->members[j]->node);
-            (void)gw_outbox_open(set->members[j]->node);
+            gw_node_open_streams(set->members[j]->node);
         }
     }
 }
@@ -88,6 +88,7 @@ static enum pp_status take_renewal(struct gw_unary *unary, const ProtobufCMessag
         }
         return PP_OK;
     }
+    gw_node_take_free(part->node, answer->memory_free_bytes);
     if (answer->incarnation != part->incarnation) {
         gw_part_fail(part, PP_INCARNATION_CHANGED, "lease: the node was restarted");
     } else if (answer->n_unknown_handles > 0) {
@@ -163,6 +164,11 @@ enum pp_status gw_remote_flush(struct gw_remote_sequence *sequence)
     return gw_sequence_failed(sequence);
 }
 
+uint32_t gw_remote_parts(const struct gw_remote_sequence *sequence)
+{
+    return sequence->route.part_count;
+}
+
 void gw_remote_tokens_held(struct gw_remote_sequence *sequence, uint64_t *tokens_out)
 {
     memset(tokens_out, 0, sequence->remote->config.node_count * sizeof(*tokens_out));
@@ -184,7 +190,7 @@ static void sequence_free(struct gw_remote_sequence *sequence)
     for (uint32_t i = 0; i < sequence->part_count; ++i) {
         gw_part_destroy(sequence->parts[i]);
     }
-    for (uint32_t i = 0; sequence->sets != NULL && i < sequence->route.part_count; ++i) {
+    for (uint32_t i = 0; sequence->sets != NULL && i < GW_NODES_MAX; ++i) {
         gw_dispatch_deinit(&sequence->sets[i].dispatch);
     }
     gw_sampling_deinit(sequence);
@@ -212,23 +218,13 @@ static enum pp_status check_config(const struct gw_remote *remote,
 
 static enum pp_status init_sets(struct gw_remote_sequence *sequence)
 {
-    const struct pp_shape *shape = &sequence->config.shape;
-    sequence->sets = calloc(sequence->route.part_count, sizeof(*sequence->sets));
+    sequence->sets = calloc(GW_NODES_MAX, sizeof(*sequence->sets));
     sequence->parts = calloc(GW_SEQUENCE_PARTS_MAX, sizeof(struct gw_part *));
     if (sequence->sets == NULL || sequence->parts == NULL) {
         return PP_MEMORY;
     }
     for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
-        struct gw_set *set = &sequence->sets[i];
-        const struct gw_route_part *route = &sequence->route.parts[i];
-        set->sequence = sequence;
-        set->index = i;
-        set->dispatch.command.run = gw_set_run;
-        set->dispatch.set = set;
-        set->dispatch.q_heads = route->kv_head_count * pp_shape_group(shape);
-        set->dispatch.kv_heads = route->kv_head_count;
-        set->dispatch.head_dim = shape->head_dim;
-        PP_TRY(gw_dispatch_reserve(&set->dispatch, 1));
+        PP_TRY(gw_set_init(sequence, i));
     }
     return PP_OK;
 }
@@ -237,12 +233,13 @@ static enum pp_status plan_route(struct gw_remote_sequence *sequence)
 {
     struct gw_remote *remote = sequence->remote;
     uint32_t nodes[GW_NODES_MAX];
-    uint64_t key;
+    uint64_t key, shares[GW_NODES_MAX];
     memcpy(&key, sequence->id, sizeof(key));
     const struct gw_route_plan plan = {
         .shard = remote->config.shard,
         .nodes = nodes,
-        .node_count = gw_nodes_place(remote, &sequence->config, key, nodes),
+        .node_count = gw_nodes_place(remote, &sequence->config, key, nodes, shares),
+        .shares = shares,
         .replicas = remote->config.replicas,
         .kv_heads = sequence->config.shape.kv_heads,
         .tokens_expected = sequence->config.tokens_expected,
@@ -328,14 +325,31 @@ static enum pp_status open_once(struct gw_remote *remote,
     return PP_OK;
 }
 
+/* Whether some node said what it has free, so that asking again may lead elsewhere. */
+static bool figures_known(const struct gw_remote *remote)
+{
+    for (uint32_t i = 0; i < remote->config.node_count; ++i) {
+        if (atomic_load(&remote->nodes[i].memory_bytes) > 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 enum pp_status gw_remote_sequence_open(struct gw_remote *remote,
                                        const struct gw_remote_sequence_config *config,
                                        struct gw_remote_sequence **sequence_out)
 {
     enum pp_status status = PP_UNAVAILABLE;
     uint32_t nodes[GW_NODES_MAX], before = gw_nodes_usable(remote, nodes);
-    for (;;) {
+    for (bool asked = false;;) {
         status = open_once(remote, config, sequence_out);
+        if (status == PP_MEMORY && !asked &&
+            figures_known(remote)) { /* somebody else was quicker: by what is left now */
+            asked = true;
+            (void)gw_node_probe_all(remote, PROBE_US);
+            status = open_once(remote, config, sequence_out);
+        }
         /* A node that turned out to be gone is out of use now: the others may do. */
         uint32_t left = gw_nodes_usable(remote, nodes);
         if (status == PP_OK || left == 0 || left >= before) {
@@ -363,6 +377,14 @@ enum pp_status gw_remote_sequence_reopen(struct gw_remote_sequence **sequence)
     struct gw_remote_sequence *fresh = NULL;
     struct gw_remote_sequence_config config = (*sequence)->config;
     config.ranges = (*sequence)->estimators.ranges;
+    if (gw_sequence_failed(*sequence) == PP_MEMORY) { /* its own rows may be what fills a node */
+        struct gw_remote *remote = (*sequence)->remote;
+        gw_parts_close((*sequence)->parts, (*sequence)->part_count);
+        for (uint32_t i = 0; i < (*sequence)->part_count; ++i) {
+            (*sequence)->parts[i]->handle = 0;
+        }
+        (void)gw_node_probe_all(remote, PROBE_US);
+    }
     PP_TRY(gw_remote_sequence_open((*sequence)->remote, &config, &fresh));
     gw_remote_sequence_close(*sequence);
     *sequence = fresh;

@@ -2,7 +2,7 @@
  * The nodes that hold a part: which of them is asked, and what becomes of the sequence when one is
  * lost. On the walk: remote/attend > here > attn_client. It refuses to know messages and streams.
  *
- * Everything here but gw_part_fail_from_engine runs on the rpc thread.
+ * Everything here but gw_set_init and gw_part_fail_from_engine runs on the rpc thread.
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,6 +17,21 @@
 #define HEDGE_US_MIN 2000u
 /* How long a node that had no room for a sequence is not asked to take more of it. */
 #define REFUSED_US 10000000u
+
+enum pp_status gw_set_init(struct gw_remote_sequence *sequence, uint32_t index)
+{
+    const struct pp_shape *shape = &sequence->config.shape;
+    const struct gw_route_part *route = &sequence->route.parts[index];
+    struct gw_set *set = &sequence->sets[index];
+    gw_dispatch_deinit(&set->dispatch);
+    *set = (struct gw_set){.sequence = sequence, .index = index};
+    set->dispatch.command.run = gw_set_run;
+    set->dispatch.set = set;
+    set->dispatch.q_heads = route->kv_head_count * pp_shape_group(shape);
+    set->dispatch.kv_heads = route->kv_head_count;
+    set->dispatch.head_dim = shape->head_dim;
+    return gw_dispatch_reserve(&set->dispatch, 1);
+}
 
 void gw_set_count_held(struct gw_remote_sequence *sequence, uint32_t layer)
 {
@@ -277,6 +292,34 @@ void gw_part_fail(struct gw_part *part, enum pp_status status, const char *forma
     } else {
         sequence_fail(sequence, status, true, text);
     }
+}
+
+static bool is_member(const struct gw_part *part)
+{
+    const struct gw_set *set = &part->sequence->sets[part->index];
+    for (uint32_t i = 0; i < set->member_count; ++i) {
+        if (set->members[i] == part) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void gw_part_full(struct gw_part *part, const char *message)
+{
+    struct gw_node *node = part->node;
+    char text[GW_ERROR_BYTES];
+    if (!is_member(part)) { /* a copy in the making is nothing to keep */
+        gw_part_fail(part, PP_MEMORY, "append: %s", message);
+        return;
+    }
+    snprintf(text, sizeof(text), "node %s (%s): append: %s [%s]", node->address.name,
+             node->address.address, message, pp_status_name(PP_MEMORY));
+    PP_LOG_WARNF("remote", "node is full", "cause=\"%s\"", text);
+    part->full = true;
+    note_refusal(part);
+    atomic_store(&node->free_bytes, 0); /* until it says otherwise */
+    sequence_fail(part->sequence, PP_MEMORY, true, text);
 }
 
 static struct gw_part *member_on(const struct gw_set *set, const struct gw_node *node)

@@ -308,7 +308,10 @@ static void verify_nodes(const struct sim_run *run, const struct sim_tale *tale)
             }
             SIM_CHECK(generation == sequence->generation);
             SIM_CHECK(tokens >= atomic_load(&part->acked[layer]));
-            SIM_CHECK(tokens <= part->queued[layer]);
+            /* Behind the end of a part that was cut a node may hold what it is never asked for. */
+            const struct gw_route_part *span = &sequence->route.parts[part->index];
+            bool whole = span->token_begin + part->queued[layer] == span->token_end;
+            SIM_CHECK(whole || tokens <= part->queued[layer]);
         }
     }
 }

@@ -391,6 +391,12 @@ const char *gw_remote_error(const struct gw_remote_sequence *sequence)
     return fake.answer == PP_OK ? "" : "node b is gone";
 }
 
+uint32_t gw_remote_parts(const struct gw_remote_sequence *sequence)
+{
+    (void)sequence;
+    return 1;
+}
+
 void gw_remote_tokens_held(struct gw_remote_sequence *sequence, uint64_t *tokens_out)
 {
     tokens_out[0] = sequence->acknowledged[0];

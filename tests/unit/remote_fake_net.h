@@ -82,6 +82,8 @@ struct fake_node {
     uint64_t lease_ms;
     uint64_t memory_bytes, free_bytes; /* as it says; 0: it does not */
     uint64_t reserve_tokens_max;       /* 0: no bound */
+    uint64_t rows_max; /* of all layers and parts, kept ones too; the rest of it is what is free as
+                          it says where memory_bytes is not 0; 0: no bound */
     /* TunePart: how often it is busy first, what it proposes then, and how it goes wrong. */
     uint32_t tunes, tune_busy;
     enum fake_mode tune_mode;

@@ -30,11 +30,38 @@ static inline struct pp_estimator fake_estimator(const Pigpen__V1__Estimator *sa
     return estimator;
 }
 
+/* Rows of all layers that a node can still take, less than 0: took too many; what parts were
+ * promised is taken. */
+static inline int64_t fake_rows_left(const struct fake_node *node)
+{
+    int64_t left = (int64_t)node->rows_max;
+    for (uint32_t i = 0; i < node->part_count; ++i) {
+        const struct fake_part *part = &node->parts[i];
+        uint64_t rows = 0, kept = part->reserve_tokens * FAKE_LAYERS;
+        for (uint32_t layer = 0; layer < FAKE_LAYERS; ++layer) {
+            rows += part->held[layer];
+        }
+        left -= !part->open ? 0 : (int64_t)(rows > kept ? rows : kept);
+    }
+    return left;
+}
+
+/* A token of a layer takes four heads' rows of 64 bytes and a tenth. */
+#define FAKE_ROWS_BYTES 281u
+static inline uint64_t fake_free(const struct fake_node *node)
+{
+    bool counted = node->memory_bytes > 0 && node->rows_max > 0;
+    int64_t left = fake_rows_left(node);
+    return !counted ? node->free_bytes : left > 0 ? (uint64_t)left * FAKE_ROWS_BYTES : 1;
+}
+
 static inline void fake_open(struct pp_call *call, const Pigpen__V1__OpenPartRequest *request)
 {
     struct fake_node *node = call->channel->node;
     bool room =
         node->reserve_tokens_max == 0 || request->reserve_tokens <= node->reserve_tokens_max;
+    room = room && (node->rows_max == 0 ||
+                    (int64_t)(request->reserve_tokens * FAKE_LAYERS) <= fake_rows_left(node));
     if (node->part_count == FAKE_PARTS || !room) {
         fake_end(call, PP_MEMORY, "no room");
         return;
@@ -58,6 +85,7 @@ static inline void fake_open(struct pp_call *call, const Pigpen__V1__OpenPartReq
     answer.generation = part->generation;
     bool shorter = request->lease_ms > 0 && request->lease_ms < node->lease_ms;
     answer.lease_ms = shorter ? request->lease_ms : node->lease_ms;
+    answer.memory_free_bytes = fake_free(node);
     fake_finish(call, &answer.base);
 }
 
@@ -132,6 +160,11 @@ static inline void fake_append(struct pp_call *call, const Pigpen__V1__AppendKvR
     if (!duplicate) {
         fake_append_store(part, request);
     }
+    if (!duplicate && node->rows_max > 0 && fake_rows_left(node) < 0) {
+        *held -= request->count;
+        fake_append_refuse(call, request, PP_MEMORY, 0);
+        return;
+    }
     if (mode == FAKE_LOSE_ACKS) {
         node->append_mode = FAKE_RIGHT;
         fake_end(call, PP_UNAVAILABLE, "connection reset");
@@ -146,6 +179,7 @@ static inline void fake_append(struct pp_call *call, const Pigpen__V1__AppendKvR
     answer.layer = request->layer;
     answer.held_tokens = *held + (mode == FAKE_ACK_TOO_FAR ? 1 : 0);
     answer.duplicate = duplicate;
+    answer.memory_free_bytes = fake_free(node);
     fake_reply(call, &answer.base);
 }
 
@@ -416,7 +450,7 @@ static inline void fake_info(struct pp_call *call, const ProtobufCMessage *reque
     answer.incarnation = call->channel->node->incarnation;
     answer.version = version;
     answer.memory_limit_bytes = call->channel->node->memory_bytes;
-    answer.memory_free_bytes = call->channel->node->free_bytes;
+    answer.memory_free_bytes = fake_free(call->channel->node);
     fake_finish(call, &answer.base);
 }
 

@@ -61,6 +61,14 @@ static void the_roomiest_node_gets_the_part_that_grows(void **state)
     check_place((const uint64_t[]){100, 99, 98}, TOKENS, "abc"); /* alike */
 }
 
+static void what_fits_no_even_cut_is_cut_by_room(void **state)
+{
+    (void)state;
+    /* 32 MiB and a tenth of it: a third is too much for two of the nodes, a half for one. */
+    check_place((const uint64_t[]){8, 22, 10}, 30000, "acb");
+    check_place((const uint64_t[]){18, 10, 9}, 30000, "bca"); /* the last grows */
+}
+
 static void all_are_asked_where_room_is_not_known_or_too_small(void **state)
 {
     (void)state;
@@ -74,6 +82,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_nodes_that_have_room_get_a_share),
         cmocka_unit_test(the_roomiest_node_gets_the_part_that_grows),
+        cmocka_unit_test(what_fits_no_even_cut_is_cut_by_room),
         cmocka_unit_test(all_are_asked_where_room_is_not_known_or_too_small),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -134,16 +134,19 @@ static void growth_stays_while_there_is_room(void **state)
     (void)state;
     uint32_t node;
     nodes_reset(GIB);
-    assert_int_equal(gw_placement_grow(nodes, NODES, 9, 5, GIB, &node), PP_OK);
+    assert_int_equal(gw_placement_grow(nodes, NODES, 9, 5, GIB, GIB, &node), PP_OK);
     assert_int_equal(node, 5);
-    nodes[5].free_bytes = GIB - 1;
-    assert_int_equal(gw_placement_grow(nodes, NODES, 9, 5, GIB, &node), PP_OK);
+    nodes[5].free_bytes = GIB / 2; /* too little to come, enough to stay */
+    assert_int_equal(gw_placement_grow(nodes, NODES, 9, 5, GIB / 2, GIB, &node), PP_OK);
+    assert_int_equal(node, 5);
+    nodes[5].free_bytes = GIB / 2 - 1;
+    assert_int_equal(gw_placement_grow(nodes, NODES, 9, 5, GIB / 2, GIB, &node), PP_OK);
     assert_int_not_equal(node, 5);
     nodes[5].free_bytes = GIB;
     nodes[5].open = false; /* draining */
-    assert_int_equal(gw_placement_grow(nodes, NODES, 9, 5, GIB, &node), PP_OK);
+    assert_int_equal(gw_placement_grow(nodes, NODES, 9, 5, GIB, GIB, &node), PP_OK);
     assert_int_not_equal(node, 5);
-    assert_int_equal(gw_placement_grow(nodes, NODES, 9, 5, 2 * GIB, &node), PP_MEMORY);
+    assert_int_equal(gw_placement_grow(nodes, NODES, 9, 5, GIB, 2 * GIB, &node), PP_MEMORY);
 }
 
 static void newcomer_starts_slowly(void **state)

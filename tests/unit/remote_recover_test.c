@@ -65,7 +65,7 @@ static void rows_that_nobody_has_room_for_end_the_sequence(void **state)
     world.net->nodes[0].append_mode = FAKE_MEMORY;
     assert_int_equal(hand_over(&world), PP_MEMORY);
     assert_int_equal(gw_remote_recover(world.sequence), PP_MEMORY);
-    assert_non_null(strstr(gw_remote_error(world.sequence), "no node is left for its part"));
+    assert_non_null(strstr(gw_remote_error(world.sequence), "no node has room for its part"));
     assert_non_null(strstr(gw_remote_error(world.sequence), "node a"));
     assert_false(gw_remote_recoverable(world.sequence));
     world_free(&world);

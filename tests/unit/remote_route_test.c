@@ -185,6 +185,43 @@ static void every_change_raises_the_epoch(void **state)
     assert_int_equal(route.parts[1].nodes[1], 12);
 }
 
+static void a_cut_part_ends_there_and_another_begins(void **state)
+{
+    (void)state;
+    struct gw_route route = plan(GW_SHARD_BOTH, 4, 8, 300, 0);
+    assert_int_equal(route.part_count, 4);
+    assert_int_equal(gw_route_cut(&route, 2, 400), 4);
+    assert_int_equal(route.part_count, 5);
+    assert_int_equal(route.epoch, 2);
+    assert_int_equal(route.parts[4].kv_head_begin, route.parts[2].kv_head_begin);
+    assert_int_equal(route.parts[4].kv_head_count, route.parts[2].kv_head_count);
+    assert_int_equal(route.parts[4].token_end, UINT64_MAX);
+    assert_int_equal(gw_route_part_tokens(&route, 2, 1000), 250);
+    assert_int_equal(gw_route_part_tokens(&route, 4, 1000), 600);
+    assert_int_equal(gw_route_part_tokens(&route, 3, 1000), 850); /* the other range goes on */
+    const uint64_t at_cut[] = {150, 150, 250, 400, 0}, behind[] = {150, 150, 250, 400, 30};
+    assert_int_equal(gw_route_held(&route, at_cut), 400);
+    assert_int_equal(gw_route_held(&route, behind), 430);
+}
+
+static void spans_by_shares_follow_each_other(void **state)
+{
+    (void)state;
+    const uint64_t shares[] = {100, 7, 200};
+    struct gw_route route;
+    const struct gw_route_plan uneven = {.nodes = numbers,
+                                         .node_count = 3,
+                                         .replicas = 1,
+                                         .kv_heads = 8,
+                                         .tokens_expected = 307,
+                                         .shares = shares};
+    assert_int_equal(gw_route_make(&uneven, &route), PP_OK);
+    assert_int_equal(route.part_count, 3);
+    assert_int_equal(gw_route_part_tokens(&route, 0, 307), 100);
+    assert_int_equal(gw_route_part_tokens(&route, 1, 307), 7);
+    assert_int_equal(gw_route_part_tokens(&route, 2, 400), 293); /* it grows */
+}
+
 static void no_nodes_no_heads_or_too_many_are_refused(void **state)
 {
     (void)state;
@@ -220,6 +257,8 @@ int main(void)
         cmocka_unit_test(both_is_a_grid_in_which_every_token_and_head_lies_once),
         cmocka_unit_test(replicas_lie_on_different_nodes_and_nodes_hold_as_many),
         cmocka_unit_test(every_change_raises_the_epoch),
+        cmocka_unit_test(a_cut_part_ends_there_and_another_begins),
+        cmocka_unit_test(spans_by_shares_follow_each_other),
         cmocka_unit_test(no_nodes_no_heads_or_too_many_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
