@@ -1,7 +1,9 @@
-"""SIGTERM to a node in the middle of work, again and again: it ends with 0 within its time, and
-each call that was in flight was answered, or refused with a status that says why.
+"""SIGTERM to a node in the middle of work, again and again, and it ends with 0. With time to drain no
+call that was in flight fails: only new parts are refused, and the node ends when the last one is
+closed. Without it ends within its time, and each call was answered, or refused with a status that says
+why.
 
-PIGPEN_LONG=1: 100 times instead of 10. PIGPEN_SOAK_SEED=N repeats the draws of a run.
+PIGPEN_LONG=1: 100 times instead of 10, half as often without time to drain. PIGPEN_SOAK_SEED=N repeats the draws of a run.
 """
 import collections
 import os
@@ -20,16 +22,23 @@ from node_client import PROGRAM, Client, Part, attention, grpc, health, np  # no
 
 RUNS = 100 if os.environ.get("PIGPEN_LONG") == "1" else 10
 SEED = int(os.environ.get("PIGPEN_SOAK_SEED", random.SystemRandom().randrange(1 << 32)))
+DRAIN_SECONDS = 120  # more than anything takes that is begun
 STOP_SECONDS = 15  # drain-timeout, and what settling takes on a busy machine
 STATUS = grpc.StatusCode
 # A stopping node refuses new parts (DRAINING), cancels what runs, and closes its port.
 TYPED = {STATUS.UNAVAILABLE, STATUS.CANCELLED, STATUS.NOT_FOUND}
 
 
-class Load:
-    """Threads that call without pause until they are refused for good."""
+class Refused(Exception):
+    """No new part was opened: that is no call of a sequence that lives."""
 
-    def __init__(self, address):
+
+class Load:
+    """Threads that call without pause until they are refused for good. patient: a call that fails is
+    wrong, unless it opens a part or is a watch, which ends with the node."""
+
+    def __init__(self, address, patient):
+        self.patient = patient
         self.outcomes = collections.Counter()
         self.wrong = []
         self.lock = threading.Lock()
@@ -63,16 +72,25 @@ class Load:
                     body(client)
                     self.count("answered")
                     self.answered.release()
+                except Refused:
+                    self.count("no new part")
+                    self.ended.wait(0.01)
                 except grpc.RpcError as error:
                     self.count(error.code().name)
-                    if error.code() not in TYPED:
+                    failed = self.patient and body != self.watch
+                    if failed or error.code() not in TYPED:
                         self.wrong.append(error)
                     self.ended.wait(0.01)
         except Exception as error:  # noqa: BLE001 - told by the test
             self.wrong.append(error)
 
     def filled(self, client):
-        part = Part(client)
+        try:
+            part = Part(client)
+        except grpc.RpcError as error:
+            if error.code() not in TYPED:
+                raise
+            raise Refused from error
         rows = np.ones((256, 2, 64), dtype=np.float32)
         part.append(rows, rows, 0, checksum=False)
         return part, rows
@@ -95,6 +113,7 @@ class Load:
         part, _ = self.filled(client)
         for _ in range(50):
             self.attend(client, part)
+        part.close()
 
     def attend_stream(self, client):
         part, _ = self.filled(client)
@@ -106,6 +125,7 @@ class Load:
             count += 1
         if count != 200:
             raise AssertionError(f"the stream ended well after {count} of 200 answers")
+        part.close()
 
     def append_stream(self, client):
         part, rows = self.filled(client)
@@ -131,21 +151,24 @@ class Load:
             count = sum(piece.count for piece in client.data.ReadKv(request, timeout=60))
             if count != 256:
                 raise AssertionError(f"ReadKv ended well after {count} of 256 rows")
+        part.close()
 
 
 class StopTest(unittest.TestCase):
-    def one(self, draw):
-        timeout_ms = draw.choice((0, 50, 300, 1000))
+    def setUp(self):
+        print(f"seed {SEED} (replay: PIGPEN_SOAK_SEED={SEED})", flush=True)
+        self.draw = random.Random(SEED)
+
+    def one(self, timeout_ms, patient, stop):
+        """stop(node, load): its exit code. What became of the calls, and how long stopping took."""
         node = node_process.Node(PROGRAM, "--memory-limit=512MiB",
                                  f"--drain-timeout={timeout_ms}ms")
-        load = Load(node.address)
+        load = Load(node.address, patient)
         try:
-            for _ in range(draw.randrange(1, 60)):
+            for _ in range(self.draw.randrange(1, 60)):
                 self.assertTrue(load.answered.acquire(timeout=60), "no call is answered")
             began = time.monotonic()
-            if draw.random() < 0.3:  # a second one cuts the draining short
-                node.process.send_signal(signal.SIGTERM)
-            code = node.stop(signal.SIGTERM)
+            code = stop(node, load)
             took = time.monotonic() - began
         finally:
             node.kill_if_alive()
@@ -154,21 +177,43 @@ class StopTest(unittest.TestCase):
         self.assertEqual(code, 0, text[-6000:])
         self.assertNotIn("Sanitizer", text)
         self.assertNotIn("ERROR", text)
-        self.assertLess(took, STOP_SECONDS)
         self.assertEqual(load.wrong, [], text[-3000:])
-        return load.outcomes, took
+        return load.outcomes, took, text
 
-    def test_sigterm_under_load_ends_with_0_and_every_call_is_answered_or_refused(self):
-        print(f"seed {SEED} (replay: PIGPEN_SOAK_SEED={SEED})", flush=True)
-        draw = random.Random(SEED)
+    def hurried(self, node, load):
+        if self.draw.random() < 0.3:  # a second one cuts the draining short
+            node.process.send_signal(signal.SIGTERM)
+        return node.stop(signal.SIGTERM)
+
+    def patient(self, node, load):
+        node.process.send_signal(signal.SIGTERM)
+        load.ended.set()  # everybody comes to the end of what he has begun
+        code = node.process.wait(DRAIN_SECONDS + 60)
+        node.stop()
+        return code
+
+    def test_no_call_in_flight_fails_where_there_is_time_to_drain(self):
         outcomes = collections.Counter()
         longest = 0.0
         for number in range(RUNS):
             with self.subTest(run=number):
-                counts, took = self.one(draw)
+                counts, took, text = self.one(1000 * DRAIN_SECONDS, True, self.patient)
+                self.assertIn('parts_left=0 cause="nothing is left"', text)
                 outcomes += counts
                 longest = max(longest, took)
-        print(f"{RUNS} stops, the longest {longest:.2f} s: {dict(outcomes)}")
+        print(f"{RUNS} stops with time to drain, the longest {longest:.2f} s: {dict(outcomes)}")
+        self.assertGreater(outcomes["answered"], RUNS)
+
+    def test_without_time_every_call_is_answered_or_refused_and_the_node_ends_in_its_own(self):
+        outcomes = collections.Counter()
+        longest = 0.0
+        for number in range(RUNS // 2):
+            with self.subTest(run=number):
+                counts, took, _ = self.one(self.draw.choice((0, 50, 300, 1000)), False, self.hurried)
+                self.assertLess(took, STOP_SECONDS)
+                outcomes += counts
+                longest = max(longest, took)
+        print(f"{RUNS // 2} stops without, the longest {longest:.2f} s: {dict(outcomes)}")
         self.assertGreater(outcomes["answered"], 0)
         self.assertGreater(outcomes["UNAVAILABLE"] + outcomes["CANCELLED"], 0)
 
