@@ -27,8 +27,7 @@ PP_INLINE void an_add_entries(struct an_counts *counts, uint32_t h, __m512i entr
     counts->odd[h] = _mm512_add_epi16(counts->odd[h], _mm512_srli_epi16(entries, 8));
 }
 
-/* What the includer defines, beside GROUP_TABLE_BYTES of three planes and HEAD_TABLE_BYTES from one
- * head's tables to the next's. */
+/* What the includer defines, beside GROUP_TABLE_BYTES, of three planes. */
 
 /* Adds what N planes of 1 or 2 bits, 3 or what is left, say by their tables. */
 PP_INLINE void an_add_group(const uint32_t H, const uint32_t N, const uint8_t *planes,

@@ -9,8 +9,7 @@
 #include "attn-node/kernels/sketch_tiles_vector.h"
 #include "common/base/inline.h"
 
-#define HEAD_TABLE_BYTES AN_SKETCH_NIBBLE_BYTES_MAX
-#define AHEAD_BYTES      1024u /* of the stream */
+#define AHEAD_BYTES 1024u /* of the stream */
 
 /* Sums of half a block's entries: raw has each 16-bit word as it is, odd its upper byte alone. */
 struct counts {
@@ -59,7 +58,7 @@ PP_INLINE void add_group(const uint32_t H, const uint32_t N, const uint8_t *plan
     __m256i last = N > 2 ? _mm256_and_si256(high[2], four) : _mm256_setzero_si256();
     PP_UNROLL for (uint32_t h = 0; h < H; ++h)
     {
-        const uint8_t *own = tables + h * HEAD_TABLE_BYTES;
+        const uint8_t *own = tables + h * AN_SKETCH_NIBBLE_BYTES_MAX;
         __m256i sum = _mm256_add_epi8(look_up(own + 3 * 16, middle), look_up(own + 4 * 16, top));
         PP_UNROLL for (uint32_t b = 0; b < N; ++b)
         {
@@ -208,21 +207,6 @@ PP_INLINE void an_scan_tile(const uint32_t H, const bool nibbles,
     }
 }
 
-static void scan(const struct an_sketch_shape *shape, const uint8_t *stream, uint32_t begin,
-                 uint32_t end, const struct an_sketch_query *queries, uint32_t heads,
-                 struct an_sketch_scores *scores)
-{
-    _Alignas(64) uint8_t tables[AN_SKETCH_NIBBLE_HEADS * AN_SKETCH_NIBBLE_BYTES_MAX];
-    for (uint32_t h = 0; h < heads; h += AN_SKETCH_NIBBLE_HEADS) {
-        uint32_t some = heads - h < AN_SKETCH_NIBBLE_HEADS ? heads - h : AN_SKETCH_NIBBLE_HEADS;
-        for (uint32_t i = 0; i < some; ++i) {
-            an_sketch_nibbles_make(shape, &queries[h + i], tables + i * AN_SKETCH_NIBBLE_BYTES_MAX);
-        }
-        an_scan_heads(shape, stream, begin, end, queries + h, tables, HEAD_TABLE_BYTES, some,
-                      scores + h);
-    }
-}
-
 static void combine(const int16_t *const *scores, const int16_t *shifts, uint32_t heads,
                     int16_t floor, uint32_t count, int16_t *into)
 {
@@ -310,7 +294,7 @@ const struct an_sketch_kernels an_sketch_avx2 = {
     .costs = &an_sketch_costs_avx2,
     .rotate = an_sketch_rotate_avx2,
     .encode = an_sketch_encode_avx2,
-    .scan = scan,
+    .scan = an_scan_by_nibbles,
     .combine = combine,
     .sum_u = sum_u,
     .draw = draw,

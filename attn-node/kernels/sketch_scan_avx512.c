@@ -5,7 +5,6 @@
 #include <stddef.h>
 
 #define GROUP_TABLE_BYTES AN_SKETCH_NIBBLE_GROUP
-#define HEAD_TABLE_BYTES  AN_SKETCH_NIBBLE_BYTES_MAX
 
 #include "attn-node/kernels/sketch_lanes_avx512.h"
 
@@ -43,7 +42,7 @@ PP_INLINE void an_add_group(const uint32_t H, const uint32_t N, const uint8_t *p
     }
     PP_UNROLL for (uint32_t h = 0; h < H; ++h)
     {
-        const uint8_t *own = tables + h * HEAD_TABLE_BYTES;
+        const uint8_t *own = tables + h * AN_SKETCH_NIBBLE_BYTES_MAX;
         __m512i sum = _mm512_add_epi8(look_up(own + 3 * 16, middle), look_up(own + 4 * 16, top));
         PP_UNROLL for (uint32_t b = 0; b < N; ++b)
         {
@@ -83,27 +82,12 @@ PP_INLINE void an_write_taken(__mmask32 taken, __m512i ids, __m512i thresholds, 
     }
 }
 
-static void scan(const struct an_sketch_shape *shape, const uint8_t *stream, uint32_t begin,
-                 uint32_t end, const struct an_sketch_query *queries, uint32_t heads,
-                 struct an_sketch_scores *scores)
-{
-    _Alignas(64) uint8_t tables[AN_SKETCH_NIBBLE_HEADS * AN_SKETCH_NIBBLE_BYTES_MAX];
-    for (uint32_t h = 0; h < heads; h += AN_SKETCH_NIBBLE_HEADS) {
-        uint32_t some = heads - h < AN_SKETCH_NIBBLE_HEADS ? heads - h : AN_SKETCH_NIBBLE_HEADS;
-        for (uint32_t i = 0; i < some; ++i) {
-            an_sketch_nibbles_make(shape, &queries[h + i], tables + i * AN_SKETCH_NIBBLE_BYTES_MAX);
-        }
-        an_scan_heads(shape, stream, begin, end, queries + h, tables, HEAD_TABLE_BYTES, some,
-                      scores + h);
-    }
-}
-
 const struct an_sketch_kernels an_sketch_avx512 = {
     .isa = "avx512",
     .costs = &an_sketch_costs_avx512,
     .rotate = an_sketch_rotate_avx512,
     .encode = an_sketch_encode_avx512,
-    .scan = scan,
+    .scan = an_scan_by_nibbles,
     .combine = combine,
     .sum_u = sum_u,
     .draw = draw,

@@ -69,4 +69,21 @@ static void an_scan_heads(const struct an_sketch_shape *shape, const uint8_t *st
     }
 }
 
+/* scan of sketch.h for kernels that look up four bits: a few heads' tables at a time. */
+static inline void an_scan_by_nibbles(const struct an_sketch_shape *shape, const uint8_t *stream,
+                                      uint32_t begin, uint32_t end,
+                                      const struct an_sketch_query *queries, uint32_t heads,
+                                      struct an_sketch_scores *scores)
+{
+    _Alignas(64) uint8_t tables[AN_SKETCH_NIBBLE_HEADS * AN_SKETCH_NIBBLE_BYTES_MAX];
+    for (uint32_t h = 0; h < heads; h += AN_SKETCH_NIBBLE_HEADS) {
+        uint32_t some = heads - h < AN_SKETCH_NIBBLE_HEADS ? heads - h : AN_SKETCH_NIBBLE_HEADS;
+        for (uint32_t i = 0; i < some; ++i) {
+            an_sketch_nibbles_make(shape, &queries[h + i], tables + i * AN_SKETCH_NIBBLE_BYTES_MAX);
+        }
+        an_scan_heads(shape, stream, begin, end, queries + h, tables, AN_SKETCH_NIBBLE_BYTES_MAX,
+                      some, scores + h);
+    }
+}
+
 #endif
