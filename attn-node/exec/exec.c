@@ -56,10 +56,14 @@ static void stats_init(struct an_exec_stats *own, struct pp_stats *stats)
                                           "reason=\"expired\"", "Parts freed unasked.");
     own->parts_evicted = pp_stats_counter(stats, "pigpen_node_parts_lost_total",
                                           "reason=\"evicted\"", "Parts freed unasked.");
-    own->rows_read = pp_stats_counter(stats, "pigpen_node_attend_rows_read_total", "",
-                                      "K/V rows that attends read.");
-    own->rows_held = pp_stats_counter(stats, "pigpen_node_attend_rows_held_total", "",
-                                      "K/V rows that attends were about.");
+    own->rows_read =
+        pp_stats_counter(stats, "pigpen_node_attend_rows_read_total", "",
+                         "K/V rows that attends read, each once for all heads that share it; "
+                         "over the rows held: the share of keys that is read.");
+    own->rows_held =
+        pp_stats_counter(stats, "pigpen_node_attend_rows_held_total", "",
+                         "K/V rows that attends were about: held tokens times kv heads and "
+                         "query rows.");
     own->stage_queue =
         pp_stats_histogram(stats, "pigpen_node_attend_stage_seconds", "stage=\"queue\"",
                            "Time of an attend, by stage.", 50e-6, 2, 16);
@@ -68,9 +72,11 @@ static void stats_init(struct an_exec_stats *own, struct pp_stats *stats)
                            "Time of an attend, by stage.", 50e-6, 2, 16);
     static const char *const labels[] = {NULL, NULL, "estimator=\"lsh\"", "estimator=\"sketch\""};
     for (uint32_t kind = PP_LSH; kind <= PP_SKETCH; kind++) {
-        own->rel_err[kind] = pp_stats_histogram(
-            stats, "pigpen_node_attend_rel_err", labels[kind],
-            "Relative error that the node estimates of its answers' first heads.", 1e-3, 2, 12);
+        own->rel_err[kind] = pp_stats_histogram(stats, "pigpen_node_attend_rel_err", labels[kind],
+                                                "Relative error that the node publishes with "
+                                                "sampled answers (the first head's): of its "
+                                                "own part, before a worker merges it with others.",
+                                                1e-3, 2, 12);
     }
     own->build_seconds = pp_stats_histogram(stats, "pigpen_node_index_build_seconds", "",
                                             "Time to index a segment.", 1e-3, 2, 16);

@@ -31,18 +31,23 @@ static void shadow_stats_init(struct an_shadow *shadow, struct pp_stats *stats)
 {
     static const char *const labels[] = {NULL, NULL, "estimator=\"lsh\"", "estimator=\"sketch\""};
     static const char name[] = "pigpen_node_shadow_checks_total";
-    static const char help[] = "Sampled answers that were attended exactly once more, or were to.";
+    static const char help[] = "Sampled answers that were attended exactly once more when the node "
+                               "was idle, or were to (--shadow-every).";
     shadow->stats.done = pp_stats_counter(stats, name, "result=\"done\"", help);
     shadow->stats.dropped = pp_stats_counter(stats, name, "result=\"dropped\"", help);
     for (uint32_t kind = PP_LSH; kind <= PP_SKETCH; kind++) {
         shadow->stats.ratio[kind] = pp_stats_histogram(
             stats, "pigpen_node_shadow_error_ratio", labels[kind],
-            "True error of a checked head's answer over the published one.", 0.125, M_SQRT2, 14);
+            "True error of a checked head's answer over the published one: about 1 or less where "
+            "published errors are honest, seldom above 2.",
+            0.125, M_SQRT2, 14);
     }
     for (uint32_t kind = PP_LSH; kind <= PP_SKETCH; kind++) {
         shadow->stats.over[kind] =
             pp_stats_counter(stats, "pigpen_node_shadow_over_twice_total", labels[kind],
-                             "Checked heads whose true error was more than twice the published.");
+                             "Checked heads whose true error was more than twice the published; of "
+                             "those checked (the ratio's count) below 5 of 100 for sketch, 7 for "
+                             "lsh.");
     }
 }
 

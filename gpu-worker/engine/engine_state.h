@@ -21,6 +21,7 @@ struct gw_layer {
 struct gw_engine_stats {
     struct pp_stat *rel_err;                  /* of merged answers, each head's */
     struct pp_stat *empty, *uniform, *missed; /* attends with such a flag */
+    struct pp_stat *keys_read, *keys_held;    /* of steps' attends */
 };
 
 struct gw_engine {
@@ -185,9 +186,9 @@ void gw_step_add_published(const struct gw_engine *engine, double *nodes_out, do
 PP_MUST_USE enum pp_status gw_step_take_local(struct gw_engine *engine);
 /* Series of the engine; stats may be NULL. */
 void gw_engine_stats_init(struct pp_stats *stats, struct gw_engine_stats *own);
-/* Counts the flags of an answer. */
-void gw_step_count_flags(const struct gw_engine *engine, uint32_t flags,
-                         struct gw_step_stats *stats);
+/* Counts the keys and the flags of an answer. */
+void gw_step_count_answer(const struct gw_engine *engine, const struct gw_remote_answer *answer,
+                          struct gw_step_stats *stats);
 /* Counts the errors of a layer's answer merged with local_*. */
 void gw_step_count_errors(struct gw_sequence *sequence, uint32_t layer);
 /* Asks for the attend that was just answered once more, exactly, and compares. */

@@ -82,11 +82,7 @@ static enum pp_status step_answer(struct gw_sequence *sequence, uint32_t layer, 
     stats->attends_estimated += used ? 1 : 0;
     stats->node_us += answer.node_us;
     stats->network_us += answer.network_us;
-    stats->keys_read += answer.keys_read;
-    stats->keys_held += answer.keys_held;
-    stats->keys_read_q += answer.keys_read_q;
-    stats->keys_held_q += answer.keys_held_q;
-    gw_step_count_flags(engine, answer.flags, stats);
+    gw_step_count_answer(engine, &answer, stats);
     bool known = gw_sequence_target(sequence, layer) > 0.0; /* local_* is filled */
     if (!known && (sequence->errors != NULL || sequence->exact_o != NULL)) {
         PP_TRY(gw_step_take_local(engine));

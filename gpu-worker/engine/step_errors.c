@@ -36,14 +36,24 @@ static double relative(double error, double length)
 void gw_engine_stats_init(struct pp_stats *stats, struct gw_engine_stats *own)
 {
     static const char name[] = "pigpen_worker_attends_flagged_total";
-    static const char help[] = "Attends that were answered otherwise than by the sample asked for.";
+    static const char help[] =
+        "Attends that were answered otherwise than by the sample asked for: it was empty and all "
+        "was "
+        "read, or a uniform sample instead, or all was read to meet the target error.";
     if (stats == NULL) {
         return;
     }
     own->rel_err = pp_stats_histogram(
         stats, "pigpen_worker_rel_err", "",
-        "Relative error estimated of answers merged with local attention, each head's.", 1e-3, 2,
-        12);
+        "Relative error that nodes' estimates give answers merged with what the worker attends, of "
+        "each layer and head: what a step's attention may be off by.",
+        1e-3, 2, 12);
+    own->keys_read = pp_stats_counter(stats, "pigpen_worker_keys_read_total", "",
+                                      "Keys that nodes read for steps, each once for all heads "
+                                      "that share it; over the keys held: "
+                                      "the share that is read.");
+    own->keys_held = pp_stats_counter(stats, "pigpen_worker_keys_held_total", "",
+                                      "Keys that nodes held of what steps asked them.");
     own->empty = pp_stats_counter(stats, name, "flag=\"empty_sample\"", help);
     own->uniform = pp_stats_counter(stats, name, "flag=\"uniform\"", help);
     own->missed = pp_stats_counter(stats, name, "flag=\"target_missed\"", help);
@@ -57,10 +67,19 @@ static void count_flag(struct pp_stat *stat, bool set, uint64_t *count)
     }
 }
 
-void gw_step_count_flags(const struct gw_engine *engine, uint32_t flags,
-                         struct gw_step_stats *stats)
+void gw_step_count_answer(const struct gw_engine *engine, const struct gw_remote_answer *answer,
+                          struct gw_step_stats *stats)
 {
     const struct gw_engine_stats *own = &engine->stats;
+    uint32_t flags = answer->flags;
+    stats->keys_read += answer->keys_read;
+    stats->keys_held += answer->keys_held;
+    stats->keys_read_q += answer->keys_read_q;
+    stats->keys_held_q += answer->keys_held_q;
+    if (own->keys_read != NULL) {
+        pp_stat_add(own->keys_read, answer->keys_read);
+        pp_stat_add(own->keys_held, answer->keys_held);
+    }
     count_flag(own->empty, (flags & GW_ANSWER_EMPTY_SAMPLE) != 0, &stats->attends_empty);
     count_flag(own->uniform, (flags & GW_ANSWER_UNIFORM) != 0, &stats->attends_uniform);
     count_flag(own->missed, (flags & GW_ANSWER_TARGET_MISSED) != 0, &stats->attends_missed);

@@ -374,6 +374,8 @@ static void a_step_counts_the_errors_of_its_merged_answers(void **state)
         assert_int_equal(pp_stat_value(series->missed), LAYERS * (covers + 1));
         assert_int_equal(pp_stat_value(series->empty), 0);
         assert_true(pp_stat_value(series->rel_err) > 0.0);
+        assert_int_equal(pp_stat_value(series->keys_held), 2 * 100 * LAYERS * (2 * covers + 1));
+        assert_true(2.0 * pp_stat_value(series->keys_read) == pp_stat_value(series->keys_held));
         assert_int_equal(step.attends_missed, LAYERS);
         assert_true(fake.known); /* a target is for the merged answer: what is here was told */
         assert_int_equal(step.errors, LAYERS * 6); /* flagged ones are compared too */
