@@ -1,13 +1,15 @@
 /*
  * From running sums to answers. See attend_internal.h. With D = sum a, B0 = sum b, B1 = sum b v,
- * B2 = sum b |v|^2 of the error sums (b = (1 - u) a^2): var = (B2 - 2 o.B1 + |o|^2 B0) / D^2 and
- * lse_var = B0 / D^2, both published x 2.56 for lsh, whose estimate of its own error is low by 1.6.
+ * B2 = sum b |v|^2 of the error sums (b = (1 - u) a^2): lse_var = B0 / D^2 and var = (B2 - 2 o.B1 +
+ * |o|^2 B0) / D^2 / (1 - lse_var)^2 (pp_small_sample), both published x 2.56 for lsh, whose
+ * estimate of its own error is low by 1.6.
  */
 #include <math.h>
 #include <string.h>
 
 #include "attn-node/exec/attend_internal.h"
 #include "attn-node/index/uniform.h"
+#include "common/attn/partial.h"
 
 struct answer {
     float lse, var, lse_var;
@@ -36,8 +38,9 @@ static bool finish_lane(struct an_lane *lane, uint32_t dim, float var_factor,
     answer_out->lse = sum->m + logf(sum->sum);
     if (sum->b1 != NULL) {
         float var = (sum->b2 - 2.0f * o_b1 + o_norm * sum->b0) * inverse * inverse;
-        answer_out->var = var > 0.0f ? var_factor * var : 0.0f;
-        answer_out->lse_var = var_factor * sum->b0 * inverse * inverse;
+        float lse_var = sum->b0 * inverse * inverse;
+        answer_out->var = var > 0.0f ? var_factor * var * pp_small_sample(lse_var) : 0.0f;
+        answer_out->lse_var = var_factor * lse_var;
     }
     return finite && isfinite(answer_out->lse) && isfinite(answer_out->var) &&
            isfinite(answer_out->lse_var);

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "attn-node/exec/attend_internal.h"
+#include "common/attn/partial.h"
 
 /* On real heads V falls as budget^-1.6: the more rows are certain, the less is left to chance. A
  * little more is asked for, as the estimate is one; a budget that would have to be far above its
@@ -71,6 +72,7 @@ static float error_of(const struct an_task *task, const struct an_lane *lane, ui
     float scale = add * add * inverse * inverse * var_factor;
     float lse_var = drawn->b0 * scale;
     float var = (drawn->b2 - 2.0f * o_b1 + norm * drawn->b0) * scale;
+    var *= pp_small_sample(lse_var / var_factor);
     float share = sum * inverse_all;
     float error = share * (sqrtf(var > 0.0f ? var : 0.0f) + sqrtf(apart * lse_var));
     return error <= 0.0f ? 0.0f : norm_all > 0.0f ? error / sqrtf(norm_all) : INFINITY;

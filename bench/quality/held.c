@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/attn/partial.h"
 #include "common/base/limits.h"
 
 static enum pp_status take_memory(struct quality_held *held)
@@ -112,6 +113,7 @@ void quality_finish(struct an_accumulator *sum, uint32_t dim, float *lse_out, do
     }
     double var = ((double)sum->b2 - 2.0 * o_b1 + o_norm * (double)sum->b0) / square;
     *lse_out = sum->m + logf(sum->sum);
+    var *= (double)pp_small_sample((float)((double)sum->b0 / square));
     *var_out = sum->b1 != NULL && var > 0.0 ? var : 0.0;
 }
 

@@ -12,6 +12,17 @@
 
 #include <stdint.h>
 
+/* What the squared error that a sample gives o, sum (1 - u) h^2 |v - o|^2 with h a row's share of
+ * the sample's weight, is too small by where few rows have that weight: o is fitted to them, so
+ * each lies nearer to it than to the o of the others, by 1 - h. Without it o would move by h |v -
+ * o| / (1 - h) (the jackknife); for h stands its mean by weight over the rows left to chance,
+ * lse_var = sum (1 - u) h^2. At most 100, for hardly more than one row. */
+static inline float pp_small_sample(float lse_var)
+{
+    float others = 1.0f - (lse_var < 0.9f ? lse_var : 0.9f);
+    return 1.0f / (others * others);
+}
+
 struct pp_partial {
     float *o; /* [dim] f32; not owned */
     float lse;

@@ -145,9 +145,23 @@ static void errors_merge_conservatively(void **state)
     assert_true(merged[0] == 2.0f);
 }
 
+static void few_rows_are_less_sure_than_they_look(void **state)
+{
+    (void)state;
+    assert_true(pp_small_sample(0.0f) == 1.0f);
+    /* n rows of one weight: n^2 / (n - 1)^2, as when each is left out in turn. */
+    for (uint32_t n = 2; n <= 10; ++n) {
+        float left = (float)n / (float)(n - 1);
+        assert_true(fabsf(pp_small_sample(1.0f / (float)n) / (left * left) - 1.0f) < 1e-5f);
+    }
+    assert_true(fabsf(pp_small_sample(1.0f) - 100.0f) < 0.01f); /* bounded */
+    assert_true(pp_small_sample(3.0f) == pp_small_sample(0.9f));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(few_rows_are_less_sure_than_they_look),
         cmocka_unit_test(the_merge_of_empties_is_the_empty_partial),
         cmocka_unit_test(one_among_empties_comes_back_bit_for_bit),
         cmocka_unit_test(shards_merge_to_the_softmax_over_all),
