@@ -65,17 +65,9 @@ static void end_crash(void *context)
     }
 }
 
-static void heal_link(struct sim_node *node)
-{
-    struct pp_sim_net *net = node->world->net;
-    const struct pp_sim_config *config = &node->world->config.net;
-    pp_sim_link_delay(net, "worker", node->name, config->delay_us_min, config->delay_us_max);
-    pp_sim_link_cut(net, "worker", node->name, false);
-}
-
 static void end_link(void *context)
 {
-    heal_link(context);
+    sim_node_heal_link(context);
 }
 
 static void end_pause(void *context)
@@ -285,7 +277,7 @@ void sim_faults_end(struct sim_faults *faults)
     pp_sim_net_rates(world->net, 0, 0);
     for (uint32_t i = 0; i < world->config.node_count; ++i) {
         struct sim_node *node = &world->nodes[i];
-        heal_link(node);
+        end_link(node);
         end_crash(node);
         end_pause(node);
         end_slow(node);

@@ -54,6 +54,7 @@ struct sim_connection {
     struct sim_endpoint *ends[2]; /* NULL: gone, or not reached yet */
     char names[2][64];
     bool alive;
+    bool bulk;            /* slower: what else it carries goes first */
     bool gone[2];         /* that end has died: it sends and takes nothing */
     uint64_t clear_us[2]; /* when the last message towards a side arrives */
 };
@@ -134,6 +135,7 @@ struct pp_channel {
     struct sim_endpoint *endpoint;
     struct pp_channel *next;
     struct sim_connection *connection;
+    enum pp_channel_kind kind;
     struct pp_call *calls;
     char address[64];
 };
@@ -218,7 +220,7 @@ void sim_heap_push(struct pp_sim_net *net, const struct sim_event *event);
 /* Tells the watcher. */
 void sim_pass(struct sim_endpoint *endpoint, enum pp_sim_point point);
 struct sim_connection *sim_connection_new(struct pp_sim_net *net, struct sim_endpoint *client,
-                                          const char *server_name);
+                                          const char *server_name, bool bulk);
 void sim_connection_break(struct pp_sim_net *net, struct sim_connection *connection);
 /* Through the connection, in order, after its delay. */
 void sim_post(struct pp_sim_net *net, struct sim_stream *stream, enum sim_event_kind kind, int to,

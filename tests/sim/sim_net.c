@@ -12,6 +12,8 @@
 #include "common/base/limits.h"
 #include "tests/sim/sim_internal.h"
 
+/* What a message on a bulk channel takes, in delays of others. */
+#define BULK_TIMES 4u
 /* How late an answer comes the second time, at most. */
 #define DUPLICATE_US 3000000u
 
@@ -183,12 +185,13 @@ static uint64_t draw_delay_us(struct pp_sim_net *net, const struct sim_connectio
 {
     const struct sim_link *link =
         sim_link_of(net, connection->names[SIM_CLIENT], connection->names[SIM_SERVER]);
-    uint64_t width = link->delay_us_max - link->delay_us_min + 1;
-    return link->delay_us_min + pp_rng_u64(&net->rng) % width;
+    uint64_t width =
+        (link->delay_us_max - link->delay_us_min) * (connection->bulk ? BULK_TIMES : 1);
+    return link->delay_us_min + pp_rng_u64(&net->rng) % (width + 1);
 }
 
 struct sim_connection *sim_connection_new(struct pp_sim_net *net, struct sim_endpoint *client,
-                                          const char *server_name)
+                                          const char *server_name, bool bulk)
 {
     struct sim_connection *connection = calloc(1, sizeof(*connection));
     PP_ASSERT(connection != NULL);
@@ -196,6 +199,7 @@ struct sim_connection *sim_connection_new(struct pp_sim_net *net, struct sim_end
     snprintf(connection->names[SIM_CLIENT], sizeof(connection->names[0]), "%s", client->name);
     snprintf(connection->names[SIM_SERVER], sizeof(connection->names[0]), "%s", server_name);
     connection->alive = true;
+    connection->bulk = bulk;
     connection->gone[SIM_CLIENT] = client->cut_off;
     /* The handshake: there and back before the first message leaves. */
     uint64_t ready_us = net->now_us + draw_delay_us(net, connection);

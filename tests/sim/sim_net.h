@@ -2,10 +2,10 @@
  * A network inside one thread: transports with the operations of common/rpc/transport.h over
  * simulated connections and one simulated clock, so that workers and nodes run whole, many of them,
  * in one program, and a run is a function of its seed. It stands in for gRPC and TCP: a connection
- * (one a channel) delivers in order, after a delay drawn per message; a loss shows as a broken
- * connection, before or after the message that met it was delivered. Answers on streams are
- * delivered twice, the second time late, where duplicate_rate says so: no transport does that, but
- * a peer that is wrong might. It refuses to know what the messages mean.
+ * (one a channel) delivers in order, after a delay drawn per message, longer on bulk channels; a
+ * loss shows as a broken connection, before or after the message that met it was delivered. Answers
+ * on streams are delivered twice, the second time late, where duplicate_rate says so: no transport
+ * does that, but a peer that is wrong might. It refuses to know what the messages mean.
  *
  * How time passes. Only poll of a transport, and pp_sim_net_run, move the clock: when the polled
  * endpoint has nothing to take, the steps of the other processes run; when none of them did

@@ -12,12 +12,12 @@ static enum pp_status channel_open(struct pp_transport *transport, const char *a
                                    enum pp_channel_kind kind, const struct pp_tls *tls,
                                    struct pp_channel **channel_out)
 {
-    (void)kind;
     (void)tls;
     struct sim_endpoint *endpoint = (struct sim_endpoint *)transport;
     struct pp_channel *channel = calloc(1, sizeof(*channel));
     PP_ASSERT(channel != NULL && strlen(address) < sizeof(channel->address));
     channel->endpoint = endpoint;
+    channel->kind = kind;
     snprintf(channel->address, sizeof(channel->address), "%s", address);
     channel->next = endpoint->channels;
     endpoint->channels = channel;
@@ -69,7 +69,8 @@ static enum pp_status call_start(struct pp_channel *channel, const char *path,
     if (channel->connection == NULL || !channel->connection->alive) {
         struct sim_endpoint *server = sim_listener(net, channel->address);
         channel->connection =
-            sim_connection_new(net, endpoint, server != NULL ? server->name : channel->address);
+            sim_connection_new(net, endpoint, server != NULL ? server->name : channel->address,
+                               channel->kind == PP_CHANNEL_BULK);
     }
     struct sim_stream *stream = calloc(1, sizeof(*stream));
     PP_ASSERT(stream != NULL && strlen(path) < sizeof(stream->path));

@@ -15,6 +15,7 @@
 #define NODE_STATS   1024u
 #define WORKER_STATS 256u
 #define TICK_US      20000u
+#define FAR_AWAY     8u /* times the delay of others */
 /* Waits of more than a second look at the world so often. */
 #define TICK_COARSE_US 500000u
 
@@ -141,6 +142,14 @@ void sim_node_empty(struct sim_node *node)
 {
     pp_limit_release(&node->exec->limit, PP_MEMORY_KV, node->ballast_bytes);
     node->ballast_bytes = 0;
+}
+
+void sim_node_heal_link(struct sim_node *node)
+{
+    struct pp_sim_net *net = node->world->net;
+    uint64_t least_us = node->world->config.net.delay_us_min;
+    pp_sim_link_delay(net, "worker", node->name, least_us, node->delay_us_max);
+    pp_sim_link_cut(net, "worker", node->name, false);
 }
 
 void sim_node_crash(struct sim_node *node, bool silent)
@@ -279,7 +288,9 @@ void sim_world_init(struct sim_world *world, const struct sim_world_config *conf
         node->world = world;
         node->incarnation = 1000 * (i + 1);
         node->listed = i < config->listed_count;
+        node->delay_us_max = config->net.delay_us_max * (i % 3 == 2 ? FAR_AWAY : 1);
         snprintf(node->name, sizeof(node->name), "node-%u", i);
+        sim_node_heal_link(node);
         node_start(node);
     }
     worker_start(world);

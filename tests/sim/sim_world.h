@@ -44,6 +44,7 @@ struct sim_node {
     struct an_service *service;
     struct pp_stats stats;
     uint64_t incarnation;
+    uint64_t delay_us_max;  /* of a message to or from it; every third node is far away */
     uint32_t moves;         /* addresses it has had before */
     bool listed;            /* in the worker's list of nodes */
     bool crashed;           /* it waits for its restart */
@@ -90,6 +91,8 @@ void sim_world_replace_worker(struct sim_world *world);
 /* The node's memory is all taken, but for `left`; or its own again. */
 void sim_node_fill(struct sim_node *node, uint64_t left_bytes);
 void sim_node_empty(struct sim_node *node);
+/* Its link to the worker is as it was in the beginning. */
+void sim_node_heal_link(struct sim_node *node);
 /* It dies, at any time; then it comes back, at its address or at another one. */
 void sim_node_crash(struct sim_node *node, bool silent);
 void sim_node_restart(struct sim_node *node, bool moved);
