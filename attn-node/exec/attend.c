@@ -145,9 +145,10 @@ static enum pp_status take_outputs(struct an_job *job, struct an_attend_item *it
     item->lse = arena_take(job, lanes * sizeof(float));
     item->var = arena_take(job, lanes * sizeof(float));
     item->lse_var = arena_take(job, lanes * sizeof(float));
+    item->lse_sampled = arena_take(job, lanes * sizeof(float));
     item->keys_read = arena_take(job, lanes * sizeof(uint32_t));
     if (item->o == NULL || item->lse == NULL || item->var == NULL || item->lse_var == NULL ||
-        item->keys_read == NULL) {
+        item->lse_sampled == NULL || item->keys_read == NULL) {
         job->arena_used = mark;
         return PP_RESOURCE_EXHAUSTED;
     }
@@ -201,7 +202,8 @@ enum pp_status an_attend_admit(const struct an_part *part, uint32_t layer, enum 
 {
     const struct pp_shape *shape = &part->spec.shape;
     if (layer >= shape->layers || item->q_rows == 0 || item->q_rows > PP_ATTEND_ROWS_MAX ||
-        (item->seed_count != 0 && item->seed_count != item->q_rows)) {
+        (item->seed_count != 0 && item->seed_count != item->q_rows) ||
+        (item->kv_share_count != 0 && item->kv_share_count != part->spec.kv_head_count)) {
         return PP_INVALID_ARGUMENT;
     }
     if (pp_dtype_bytes(q_dtype) < 2) {

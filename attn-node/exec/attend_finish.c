@@ -68,6 +68,7 @@ static void finish_group(struct an_attend *attend, const struct an_unit *unit, u
         item->lse[at + g] = answer.lse;
         item->var[at + g] = answer.var;
         item->lse_var[at + g] = answer.lse_var;
+        item->lse_sampled[at + g] = lane->sampled_m + logf(lane->sampled_sum);
         item->keys_read[at + g] = lane->sum.keys_read;
         drawn += lane->rows_added;
         uniform = lane->fall_back ? lane->sampled_rows : uniform;

@@ -101,6 +101,7 @@ struct an_lane {
     uint64_t rows_added; /* of sampled_rows, those that no head of the group before this one read */
     bool fall_back;      /* the sample was empty */
     float rows_share;    /* of the sample at hand */
+    float sampled_m, sampled_sum; /* of sampled views: sum of e^(score - m) */
     /* With a target: what sampled views gave, apart from the sum, for a larger sample replaces it;
      * and what the lane's group does next. */
     struct an_accumulator drawn;
@@ -171,6 +172,13 @@ struct an_cursor {
  * walk also counts the units' sampled tokens. A copy of the cursor goes on from where it was taken.
  */
 bool an_plan_next(struct an_attend *attend, struct an_cursor *cursor, struct an_piece *piece);
+
+/* What a kv head of the task's reads of its indexed rows; with a target: at first. */
+static inline float an_task_share(const struct an_task *task, uint32_t kv_head)
+{
+    bool own = task->item->kv_share_count > 0 && task->target == 0.0f;
+    return own ? task->item->kv_shares[kv_head] : task->rows_share;
+}
 
 /* Reads and checks q, copies or makes the signatures of the batch's lanes. */
 void an_attend_load(struct an_attend *attend, enum pp_dtype q_dtype);

@@ -32,15 +32,16 @@ static bool load_lane(struct an_attend *attend, const struct an_task *task, enum
     return finite && (lse == -INFINITY || isfinite(lse));
 }
 
-static void start_lane(struct an_attend *attend, const struct an_task *task, uint64_t wire_index,
-                       uint32_t lane)
+static void start_lane(struct an_attend *attend, const struct an_task *task, uint32_t kv_head,
+                       uint64_t wire_index, uint32_t lane)
 {
     struct an_lane *state = &attend->lanes[lane];
     *state = (struct an_lane){0};
     state->sum.o = task->item->o + wire_index * task->dim;
     state->sum.b1 = task->sampled ? attend->b1 + attend->lane_q[lane] : NULL;
     an_accumulator_clear(&state->sum, task->dim);
-    state->rows_share = task->rows_share;
+    state->sampled_m = -INFINITY;
+    state->rows_share = an_task_share(task, kv_head);
     if (task->target > 0.0f) {
         state->drawn.o = attend->drawn_floats + attend->lane_q[lane];
         state->drawn.b1 = state->drawn.o + AN_LANE_FLOATS;
@@ -61,7 +62,7 @@ static void load_task(struct an_attend *attend, struct an_task *task, enum pp_dt
             for (uint32_t g = 0; g < task->group; g++, lane++) {
                 uint64_t wire_index =
                     (uint64_t)(task->row_begin + row) * task->q_heads + kv * task->group + g;
-                start_lane(attend, task, wire_index, lane);
+                start_lane(attend, task, kv, wire_index, lane);
                 if (!load_lane(attend, task, q_dtype, wire_index, lane)) {
                     task->failed = true;
                 }

@@ -135,7 +135,8 @@ static bool samples(const struct an_attend *attend, const struct an_unit *unit,
         return false;
     }
     /* A target takes on average so many times its first sample, most of it in a second one. */
-    float expected = task->rows_share * (task->target > 0.0f ? AN_TARGET_GROWTH : 1.0f);
+    float expected =
+        an_task_share(task, unit->kv_head) * (task->target > 0.0f ? AN_TARGET_GROWTH : 1.0f);
     struct an_index_lanes lanes = {.group = task->group,
                                    .count = unit->lane_count,
                                    .codes = attend->codes + attend->lane_code[unit->lane_begin],

@@ -123,6 +123,8 @@ static bool judge_unit(struct an_attend *attend, const struct an_unit *unit, boo
             if (next != AN_LANE_SETTLED) {
                 an_accumulator_clear(&lanes[g].drawn, task->dim);
                 lanes[g].rows_added = 0;
+                lanes[g].sampled_m = -INFINITY;
+                lanes[g].sampled_sum = 0.0f;
             }
         }
         any = any || next != AN_LANE_SETTLED;

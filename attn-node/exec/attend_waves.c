@@ -4,6 +4,7 @@
  * order of merging is therefore the order of the plan (attend_plan.c), whatever the number of
  * threads. See attend_internal.h.
  */
+#include <math.h>
 #include <string.h>
 
 #include "attn-node/exec/attend_internal.h"
@@ -139,6 +140,17 @@ static uint64_t merge_bitmap(const struct an_piece *piece)
     return added;
 }
 
+/* Adds a piece's weight to what the lane's sampled views weigh. */
+static void add_sampled(struct an_lane *lane, const struct an_accumulator *sum)
+{
+    if (sum->m == -INFINITY) {
+        return;
+    }
+    float m = sum->m > lane->sampled_m ? sum->m : lane->sampled_m;
+    lane->sampled_sum = lane->sampled_sum * expf(lane->sampled_m - m) + sum->sum * expf(sum->m - m);
+    lane->sampled_m = m;
+}
+
 /* Merges the wave's pieces of one unit into its lanes, in order. */
 static void merge_unit(void *context, uint64_t index, uint32_t thread)
 {
@@ -153,6 +165,9 @@ static void merge_unit(void *context, uint64_t index, uint32_t thread)
             const struct an_accumulator *sum = &piece->view.accumulators[j];
             bool apart = piece->drawn && task->target > 0.0f;
             an_accumulator_merge(apart ? &lane->drawn : &lane->sum, sum, task->dim);
+            if (piece->drawn) {
+                add_sampled(lane, sum);
+            }
             lane->sampled_rows += piece->kind != AN_PIECE_EXACT ? sum->keys_read : 0;
         }
         attend->lanes[piece->lane_begin].rows_added += merge_bitmap(piece);

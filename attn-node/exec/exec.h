@@ -117,12 +117,16 @@ struct an_attend_item {
     uint64_t local_bytes;
     const uint64_t *seeds; /* [seed_count] */
     uint32_t seed_count;   /* 0 or q_rows */
+    /* sketch without a target: of the indexed rows, in place of the budget; [kv_share_count] */
+    const float *kv_shares;
+    uint32_t kv_share_count; /* 0 or the part's kv heads */
     /* out: written when status is PP_OK, into memory taken from the job's arena */
     enum pp_status status;
     uint32_t q_heads, head_dim;
     float *o;                    /* [q row][q head][dim] */
     float *lse;                  /* [q row][q head] */
     float *var, *lse_var;        /* [q row][q head]; zero where exact */
+    float *lse_sampled;          /* [q row][q head]; of rows_sampled alone, -INFINITY: none */
     uint32_t *keys_read;         /* [q row][q head] */
     bool forced;                 /* the request named the estimator */
     enum pp_estimator_kind used; /* PP_EXACT when nothing was sampled */

@@ -28,7 +28,7 @@ struct an_attend_plan {
     uint64_t request_id;
     uint32_t item_count;   /* of the request */
     enum pp_dtype o_dtype; /* PP_F32 or PP_BF16 */
-    bool want_errors;
+    bool want_errors, want_sampled;
     enum pp_status *status; /* [item_count]: PP_OK or why it was refused here */
     const char **why;       /* [item_count]: static text, "" for PP_OK */
     uint32_t *job_item;     /* [item_count]: index in job->attend.items where PP_OK */

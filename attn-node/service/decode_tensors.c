@@ -187,12 +187,12 @@ static enum pp_status attend_sections(const Pigpen__V1__AttendRequest *request,
     return PP_OK;
 }
 
-/* What an item takes from the job's arena: o as f32, and four values a row and head; the number of
+/* What an item takes from the job's arena: o as f32, and five values a row and head; the number of
  * heads is not known here, at most one a q element. */
 static uint64_t attend_item_output_bytes(const struct an_attend_item *item, enum pp_dtype q_dtype)
 {
     uint64_t elements = item->q_bytes / pp_dtype_bytes(q_dtype);
-    return elements * 4 + elements * 16 + 5 * 64;
+    return elements * 4 + elements * 20 + 6 * 64;
 }
 
 static void attend_item_check(const Pigpen__V1__AttendItem *said, enum pp_dtype q_dtype,
@@ -212,6 +212,13 @@ static void attend_item_check(const Pigpen__V1__AttendItem *said, enum pp_dtype 
         (void)attend_item_refuse(plan, index, PP_INVALID_ARGUMENT, "not one seed a q row");
         return;
     }
+    for (size_t i = 0; i < said->n_kv_head_shares; ++i) {
+        if (!(said->kv_head_shares[i] > 0.0f && said->kv_head_shares[i] <= 1.0f)) {
+            (void)attend_item_refuse(plan, index, PP_INVALID_ARGUMENT,
+                                     "share of a kv head is not in (0, 1]");
+            return;
+        }
+    }
     enum pp_status status = an_decode_estimator(said->estimator, &item->estimator);
     if (status != PP_OK) {
         (void)attend_item_refuse(plan, index, status, "estimator is unknown or out of range");
@@ -226,6 +233,9 @@ static void attend_item_check(const Pigpen__V1__AttendItem *said, enum pp_dtype 
     item->q_rows = said->q_rows;
     item->seeds = said->seeds;
     item->seed_count = (uint32_t)said->n_seeds;
+    item->kv_shares = said->kv_head_shares;
+    item->kv_share_count =
+        said->n_kv_head_shares < UINT32_MAX ? (uint32_t)said->n_kv_head_shares : UINT32_MAX;
 }
 
 static enum pp_status attend_header(const Pigpen__V1__AttendRequest *request, struct an_job *job,
@@ -249,6 +259,7 @@ static enum pp_status attend_header(const Pigpen__V1__AttendRequest *request, st
     plan->item_count = (uint32_t)request->n_items;
     plan->o_dtype = (enum pp_dtype)o_dtype;
     plan->want_errors = request->want_errors;
+    plan->want_sampled = request->want_sampled;
     job->attend.q_dtype = (enum pp_dtype)q_dtype;
     job->attend.layer = request->layer;
     job->attend.deadline_us = 0;

@@ -47,9 +47,14 @@ static void add_item(struct an_scratch *scratch, size_t *count, uint32_t index,
         {PIGPEN__V1__SECTION_KIND__SECTION_KIND_LSE_VAR, item->lse_var, heads * 4},
         {PIGPEN__V1__SECTION_KIND__SECTION_KIND_KEYS_READ, item->keys_read, heads * 4},
     };
+    const struct output sampled = {PIGPEN__V1__SECTION_KIND__SECTION_KIND_LSE_SAMPLED,
+                                   item->lse_sampled, heads * 4};
     uint32_t wanted = request->plan.want_errors ? 5 : 2;
     for (uint32_t output = 0; output < wanted; ++output) {
         add_section(scratch, count, index, &outputs[output]);
+    }
+    if (request->plan.want_sampled) {
+        add_section(scratch, count, index, &sampled);
     }
 }
 
@@ -76,6 +81,8 @@ static void set_place(struct an_attend_item *item, Pigpen__V1__SectionKind kind,
         output = (void **)&item->var;
     } else if (kind == PIGPEN__V1__SECTION_KIND__SECTION_KIND_LSE_VAR) {
         output = (void **)&item->lse_var;
+    } else if (kind == PIGPEN__V1__SECTION_KIND__SECTION_KIND_LSE_SAMPLED) {
+        output = (void **)&item->lse_sampled;
     } else {
         output = (void **)&item->keys_read;
     }

@@ -97,7 +97,7 @@ struct an_metrics {
 };
 
 #define AN_HEADER_BYTES    (1u << 20) /* the largest header packed: 1,000 parts or 256 results */
-#define AN_SECTIONS_MAX    (5u * PP_ATTEND_ITEMS_MAX)
+#define AN_SECTIONS_MAX    (6u * PP_ATTEND_ITEMS_MAX)
 #define AN_STAT_TEXT_BYTES (256u << 10)
 #define AN_COUNTERS_MAX    2048u
 

@@ -20,4 +20,15 @@ float pp_budget_share(uint64_t tokens);
 struct pp_estimator pp_budget_of_part(const struct pp_estimator *estimator, uint64_t part_tokens,
                                       uint64_t tokens);
 
+/* Divides `rows` rows over parts: a quarter by their tokens, the rest by their weights, of any
+ * common scale, and none gets more than its tokens; what one cannot take, the others get. Weights
+ * that are all 0, not known yet: all by tokens. Every part gets some. tokens > 0; rows_out [count].
+ */
+struct pp_budget_part {
+    uint64_t tokens;
+    double weight;
+};
+void pp_budget_divide(double rows, const struct pp_budget_part *parts, uint32_t count,
+                      double *rows_out);
+
 #endif

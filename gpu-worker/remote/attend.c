@@ -4,6 +4,7 @@
  * merged partial. It refuses to know streams and messages.
  */
 #include "gpu-worker/remote/attn_client.h"
+#include "gpu-worker/remote/budget.h"
 
 static enum pp_status check_attend(const struct gw_remote_sequence *sequence,
                                    struct gw_remote_attend *attend)
@@ -62,6 +63,7 @@ enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
             touched++;
         }
     }
+    gw_budget_divide(sequence, &asked);
     PP_TRY(prepare_asks(sequence, &asked));
     sequence->attend = asked;
     sequence->attending = true;
@@ -161,6 +163,7 @@ enum pp_status gw_remote_attend_wait(struct gw_remote_sequence *sequence,
             merge_head(sequence, row, head, answer);
         }
     }
+    gw_budget_note(sequence, answer->lse);
     take_statistics(sequence, answer);
     return PP_OK;
 }

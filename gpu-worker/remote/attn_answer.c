@@ -100,6 +100,20 @@ static const char *take_sections(struct gw_dispatch *dispatch,
     return take_errors(dispatch, answer, payload);
 }
 
+/* What the sampled rows weigh; false when it is not said: by a node that does not know of it. */
+static bool take_sampled(struct gw_dispatch *dispatch, const Pigpen__V1__AttendResponse *answer,
+                         const struct pp_payload_view *payload)
+{
+    uint64_t heads = (uint64_t)dispatch->q_rows * dispatch->q_heads;
+    bool said = dispatch->sampled &&
+                take_section(answer, payload, PIGPEN__V1__SECTION_KIND__SECTION_KIND_LSE_SAMPLED,
+                             heads * sizeof(float), dispatch->lse_sampled);
+    for (uint64_t i = 0; i < heads && said; ++i) {
+        said = isfinite(dispatch->lse_sampled[i]) || dispatch->lse_sampled[i] == -INFINITY;
+    }
+    return said;
+}
+
 static const char *check_status(const Pigpen__V1__Status *status, enum pp_status *status_out)
 {
     if (status == NULL || status->code == 0) {
@@ -146,10 +160,14 @@ const char *gw_attn_client_take(struct gw_part *part, const Pigpen__V1__AttendRe
         answer->o_dtype != PIGPEN__V1__DTYPE__DTYPE_UNSPECIFIED) {
         return "another dtype than asked";
     }
+    if (result->keys_sampled > result->keys_held) {
+        return "more tokens sampled than attended";
+    }
     const char *cause = take_sections(dispatch, answer, payload);
     if (cause != NULL) {
         return cause;
     }
+    dispatch->keys_sampled = take_sampled(dispatch, answer, payload) ? result->keys_sampled : 0;
     dispatch->keys_read = result->keys_read;
     dispatch->node_us = answer->node_us;
     dispatch->flags = result->flags;

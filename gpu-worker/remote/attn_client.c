@@ -45,9 +45,11 @@ enum pp_status gw_dispatch_reserve(struct gw_dispatch *dispatch, uint32_t q_rows
     dispatch->lse = malloc(heads * sizeof(float));
     dispatch->var = malloc(heads * sizeof(float));
     dispatch->lse_var = malloc(heads * sizeof(float));
+    dispatch->lse_sampled = malloc(heads * sizeof(float));
     dispatch->keys_read_head = malloc(heads * sizeof(uint32_t));
     if (!requests || dispatch->o == NULL || dispatch->lse == NULL || dispatch->var == NULL ||
-        dispatch->lse_var == NULL || dispatch->keys_read_head == NULL) {
+        dispatch->lse_var == NULL || dispatch->lse_sampled == NULL ||
+        dispatch->keys_read_head == NULL) {
         gw_dispatch_deinit(dispatch);
         return PP_MEMORY;
     }
@@ -67,8 +69,10 @@ void gw_dispatch_deinit(struct gw_dispatch *dispatch)
     free(dispatch->lse);
     free(dispatch->var);
     free(dispatch->lse_var);
+    free(dispatch->lse_sampled);
     free(dispatch->keys_read_head);
     dispatch->o = dispatch->lse = dispatch->var = dispatch->lse_var = NULL;
+    dispatch->lse_sampled = NULL;
     dispatch->keys_read_head = NULL;
     dispatch->rows_capacity = 0;
 }
@@ -198,6 +202,8 @@ static enum pp_status pack_header(struct gw_part *part, const struct gw_dispatch
         item.n_seeds = attend->q_rows;
         item.seeds = seeds;
     }
+    item.n_kv_head_shares = dispatch->share_count;
+    item.kv_head_shares = (float *)(uintptr_t)dispatch->shares; /* read only */
     const struct gw_remote_sequence_config *config = &sequence->config;
     bool own = attend->estimator.kind == PP_ESTIMATOR_NONE;
     const struct pp_estimator *asked =
@@ -216,6 +222,7 @@ static enum pp_status pack_header(struct gw_part *part, const struct gw_dispatch
     request.q_dtype = PIGPEN__V1__DTYPE__DTYPE_F32;
     request.o_dtype = PIGPEN__V1__DTYPE__DTYPE_F32;
     request.want_errors = attend->errors;
+    request.want_sampled = dispatch->sampled;
     request.n_items = 1;
     request.items = items;
     request.sections = sections;

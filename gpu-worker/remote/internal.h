@@ -34,6 +34,7 @@
 struct gw_node;
 struct gw_part;
 struct gw_refill;
+struct gw_budgets;
 
 /* Work for the rpc thread. */
 struct gw_command {
@@ -83,16 +84,20 @@ struct gw_dispatch {
     uint32_t layer, q_rows, q_heads, head_dim, kv_heads;
     uint64_t held_tokens;
     enum pp_estimator_kind asked; /* NONE: nothing that could count as used */
-    bool errors;                  /* asked for */
+    bool errors, sampled;         /* asked for */
+    const float *shares;          /* [engine] [share_count] of its kv heads; see budget.h */
+    uint32_t share_count;
     /* [engine] The q rows; several, as senders may still hold some. */
     struct gw_buffer *requests[GW_REQUESTS];
     struct gw_buffer *sending;
     uint64_t payload_bytes;
     /* the answer: written by the rpc thread before it counts the dispatch as done */
     float *o, *lse, *var, *lse_var; /* [q row][q head of the part] (x [dim]) */
+    float *lse_sampled;             /* where keys_sampled > 0 */
     uint32_t *keys_read_head;
     uint32_t rows_capacity;
     uint64_t keys_read, node_us, answered_us;
+    uint64_t keys_sampled; /* 0 where it was not asked for */
     uint32_t flags;
     enum pp_estimator_kind used;
 };
@@ -154,6 +159,7 @@ struct gw_remote_sequence {
     struct pp_estimators estimators; /* resolved */
     struct pp_hash **hashes; /* [layers] of queries; NULL unless lsh; equal k and l share one */
     float *balances; /* [engine] [layers][kv head][dim], 0: none; NULL unless a layer is sketch */
+    struct gw_budgets *budgets; /* [engine] NULL: nothing is divided */
     _Atomic uint32_t chunks_waiting, dispatches_waiting;
     uint64_t grow_us; /* [engine] not before is growth elsewhere tried again */
     bool attending;   /* [engine] */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/base/log.h"
+#include "gpu-worker/remote/budget.h"
 #include "gpu-worker/remote/grow.h"
 #include "gpu-worker/remote/node.h"
 #include "gpu-worker/remote/part.h"
@@ -176,6 +177,7 @@ enum pp_status gw_remote_recover(struct gw_remote_sequence *sequence)
         return failed == PP_OK ? PP_FAILED_PRECONDITION : failed;
     }
     gw_refill_abort(sequence);
+    gw_budget_forget(sequence);
     while (gw_sequence_failed(sequence) != PP_OK) {
         gw_remote_run(sequence->remote, settle, sequence);
         forget_lost(sequence);

@@ -10,6 +10,7 @@
 #include "common/base/log.h"
 #include "common/base/rng.h"
 #include "gpu-worker/remote/attn_client.h"
+#include "gpu-worker/remote/budget.h"
 #include "gpu-worker/remote/node.h"
 #include "gpu-worker/remote/outbox.h"
 #include "gpu-worker/remote/part.h"
@@ -194,6 +195,7 @@ static void sequence_free(struct gw_remote_sequence *sequence)
         gw_dispatch_deinit(&sequence->sets[i].dispatch);
     }
     gw_sampling_deinit(sequence);
+    gw_budget_deinit(sequence);
     free(sequence->parts);
     free(sequence->sets);
     free(sequence->handed);
@@ -280,6 +282,7 @@ static enum pp_status sequence_new(struct gw_remote *remote,
         status = plan_route(sequence);
     }
     status = status == PP_OK ? gw_sampling_init(sequence) : status;
+    status = status == PP_OK ? gw_budget_init(sequence) : status;
     status = status == PP_OK ? init_sets(sequence) : status;
     if (status != PP_OK) {
         sequence_free(sequence);

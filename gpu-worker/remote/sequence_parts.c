@@ -4,6 +4,7 @@
  */
 #include <stdlib.h>
 
+#include "gpu-worker/remote/budget.h"
 #include "gpu-worker/remote/node.h"
 #include "gpu-worker/remote/part.h"
 #include "gpu-worker/remote/refill.h"
@@ -195,5 +196,6 @@ enum pp_status gw_remote_truncate(struct gw_remote_sequence *sequence, uint64_t 
     /* Nothing is on its way, so no other thread reads or writes these now. */
     sequence->generation++;
     cut_counts(sequence, held_tokens);
+    gw_budget_forget(sequence);
     return PP_OK;
 }

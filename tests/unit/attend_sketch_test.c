@@ -290,9 +290,52 @@ static void a_q_row_among_many_is_answered_as_if_alone(void **state)
     fixture_stop(&fixture);
 }
 
+static void kv_heads_read_the_shares_that_a_request_names(void **state)
+{
+    (void)state;
+    struct fixture fixture = {.now_us = 1};
+    struct an_exec_config config = fixture_config(&fixture);
+    static const float shares[] = {0.3f, 0.02f, 0.5f};
+    float q[6 * 80];
+    struct pp_rng rng = {.seed = 12};
+    for (uint32_t i = 0; i < 6 * 80; i++) {
+        q[i] = (float)pp_rng_normal(&rng);
+    }
+    fixture_start(&fixture, &config);
+    uint64_t handle = fixture_open(&fixture, &sketch_shape, 1);
+    assert_int_equal(fixture_append(&fixture, handle, 1, &sketch_shape, 0, 0, 5 * 1024, 3, false),
+                     PP_OK);
+    struct an_attend_item item = {.part = {handle, 1},
+                                  .held_tokens = 5 * 1024,
+                                  .q_rows = 1,
+                                  .estimator = {.kind = PP_SKETCH},
+                                  .q = (const uint8_t *)q,
+                                  .q_bytes = sizeof(q),
+                                  .kv_shares = shares,
+                                  .kv_share_count = 3};
+    fixture.job.attend =
+        (struct an_attend_args){.q_dtype = PP_F32, .items = &item, .item_count = 1};
+    assert_int_equal(fixture_run(&fixture, AN_JOB_ATTEND), PP_OK);
+    assert_int_equal(item.status, PP_INVALID_ARGUMENT); /* the part has two kv heads */
+    item.kv_share_count = 2;
+    item.status = PP_OK;
+    assert_int_equal(fixture_run(&fixture, AN_JOB_ATTEND), PP_OK);
+    assert_int_equal(item.status, PP_OK);
+    assert_int_equal(item.rows_sampled, 2 * 5 * 1024);
+    for (uint32_t head = 0; head < 6; head++) {
+        double wanted = (double)shares[head / 3] * 5 * 1024;
+        assert_true(fabs(item.keys_read[head] - wanted) < 5.0 * sqrt(wanted));
+        assert_true(item.lse_sampled[head] == item.lse[head]);
+    }
+    (void)fixture_close(&fixture, handle);
+    fixture_expect_empty(&fixture);
+    fixture_stop(&fixture);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(kv_heads_read_the_shares_that_a_request_names),
         cmocka_unit_test(a_q_row_among_many_is_answered_as_if_alone),
         cmocka_unit_test(a_balance_serves_a_layer_its_merges_and_forks_and_never_changes),
         cmocka_unit_test(a_balance_that_is_none_is_refused),

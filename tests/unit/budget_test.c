@@ -2,6 +2,7 @@
  * Budgets of rows: the default falls with the context, a number of rows is divided among the parts
  * by what they hold, shares and targets go to every part as they are.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -64,9 +65,40 @@ static void shares_targets_and_other_estimators_stay(void **state)
     }
 }
 
+static void rows_are_divided_by_weight_and_a_quarter_by_tokens(void **state)
+{
+    (void)state;
+    const struct pp_budget_part even[] = {{1000, 0.0}, {3000, 0.0}};
+    const struct pp_budget_part uneven[] = {{1000, 0.9}, {1000, 0.1}, {2000, 0.0}};
+    double rows[3];
+    pp_budget_divide(400.0, even, 2, rows);
+    assert_true(fabs(rows[0] - 100.0) < 1e-9 && fabs(rows[1] - 300.0) < 1e-9);
+    pp_budget_divide(400.0, uneven, 3, rows);
+    assert_true(fabs(rows[0] - (25.0 + 270.0)) < 1e-9);
+    assert_true(fabs(rows[1] - (25.0 + 30.0)) < 1e-9 && fabs(rows[2] - 50.0) < 1e-9);
+}
+
+static void no_part_gets_more_rows_than_it_has_and_none_are_lost(void **state)
+{
+    (void)state;
+    const struct pp_budget_part parts[] = {{100, 1.0}, {1000, 1e-3}, {5000, 1e-6}, {300, 0.1}};
+    for (double rows = 1.0; rows < 20000.0; rows *= 1.3) {
+        double divided[4];
+        double sum = 0.0;
+        pp_budget_divide(rows, parts, 4, divided);
+        for (uint32_t i = 0; i < 4; i++) {
+            assert_true(divided[i] > 0.0 && divided[i] <= (double)parts[i].tokens);
+            sum += divided[i];
+        }
+        assert_true(fabs(sum - (rows < 6400.0 ? rows : 6400.0)) < 1e-6 * rows);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_are_divided_by_weight_and_a_quarter_by_tokens),
+        cmocka_unit_test(no_part_gets_more_rows_than_it_has_and_none_are_lost),
         cmocka_unit_test(a_default_is_chosen_by_the_whole_context),
         cmocka_unit_test(a_number_of_rows_is_divided_by_what_parts_hold),
         cmocka_unit_test(shares_targets_and_other_estimators_stay),

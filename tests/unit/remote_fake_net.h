@@ -90,6 +90,8 @@ struct fake_node {
     struct pp_estimator tune_estimator; /* kind NONE: it has nothing to say */
     float tune_share, tune_target;      /* its prediction; what it was asked for last */
     bool tune_dense;
+    bool samples;      /* all held tokens, where the asker wants to know what was */
+    float sampled_log; /* LSE of them, above the log of their number */
 };
 
 struct fake_event {

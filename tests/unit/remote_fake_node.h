@@ -183,7 +183,8 @@ static inline void fake_append(struct pp_call *call, const Pigpen__V1__AppendKvR
     fake_reply(call, &answer.base);
 }
 
-/* Payload of an answer: o, lse, var, lse_var, keys_read of heads rows of dim values. */
+/* Payload of an answer: o, lse, var, lse_var, keys_read, lse_sampled of heads rows of dim values.
+ */
 static inline void fake_attend_answer(struct pp_call *call,
                                       const Pigpen__V1__AttendRequest *request, uint64_t heads,
                                       uint64_t dim)
@@ -197,7 +198,7 @@ static inline void fake_attend_answer(struct pp_call *call,
     broken.code = 13;
     broken.reason = reason;
     broken.message = text;
-    uint64_t floats = heads * dim + 4 * heads;
+    uint64_t floats = heads * dim + 5 * heads;
     float *payload = calloc(floats, sizeof(float));
     for (uint64_t i = 0; i < heads * dim; ++i) {
         payload[i] = mode == FAKE_INFINITE_O ? INFINITY : node->constant;
@@ -210,12 +211,14 @@ static inline void fake_attend_answer(struct pp_call *call,
         /* The first head reads constant keys, the second twice as many, and so on. */
         uint32_t keys = (uint32_t)(node->constant * (float)(i + 1));
         memcpy(&payload[heads * dim + 3 * heads + i], &keys, sizeof(keys));
+        payload[heads * dim + 4 * heads + i] = logf((float)item->held_tokens) + node->sampled_log;
     }
-    Pigpen__V1__Section sections[5], *section_list[5];
+    Pigpen__V1__Section sections[6], *section_list[6];
     uint64_t offset = 0;
-    for (uint32_t i = 0; i < 5; ++i) {
+    for (uint32_t i = 0; i < 6; ++i) {
         pigpen__v1__section__init(&sections[i]);
-        sections[i].kind = (Pigpen__V1__SectionKind)(6 + i);
+        sections[i].kind = i < 5 ? (Pigpen__V1__SectionKind)(6 + i)
+                                 : PIGPEN__V1__SECTION_KIND__SECTION_KIND_LSE_SAMPLED;
         sections[i].offset = offset;
         sections[i].bytes = (i == 0 ? heads * dim : heads) * sizeof(float);
         sections[i].bytes -= i == 0 && mode == FAKE_SHORT_VECTOR ? 4 : 0;
@@ -231,6 +234,7 @@ static inline void fake_attend_answer(struct pp_call *call,
     result.estimator = item->estimator != NULL ? item->estimator->kind : 1;
     result.keys_held = result.keys_read = item->held_tokens * (heads / 2); /* group of 2 */
     result.keys_held -= mode == FAKE_FEWER_TOKENS ? 1 : 0;
+    result.keys_sampled = node->samples ? result.keys_held : 0;
     result.status = mode == FAKE_ITEM_INTERNAL ? &broken : NULL;
     Pigpen__V1__AttendResponse answer = PIGPEN__V1__ATTEND_RESPONSE__INIT;
     answer.request_id = request->request_id + (mode == FAKE_OTHER_ID ? 1000000 : 0);
@@ -238,7 +242,7 @@ static inline void fake_attend_answer(struct pp_call *call,
     answer.layer = request->layer + (mode == FAKE_OTHER_LAYER ? 1 : 0);
     answer.n_results = mode == FAKE_TWO_RESULTS ? 2 : 1;
     answer.results = results;
-    answer.n_sections = 5;
+    answer.n_sections = node->samples && request->want_sampled ? 6 : 5;
     answer.sections = section_list;
     answer.node_us = 40;
     answer.status = mode == FAKE_WHOLE_INTERNAL ? &broken : NULL;

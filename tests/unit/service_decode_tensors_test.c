@@ -2,6 +2,7 @@
  * Tensors as a hostile or broken client sends them: each is packed as bytes, met as the service
  * meets it, and must be refused with the right reason before memory is taken.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -386,6 +387,31 @@ static void a_budget_and_a_target_come_with_and_without_an_estimator(void **stat
     assert_int_equal(0, job.attend.item_count);
 }
 
+static void shares_of_kv_heads_are_taken_when_all_are_shares(void **state)
+{
+    (void)state;
+    struct attend_message attend;
+    struct an_job job;
+    struct an_attend_plan plan;
+    float shares[] = {0.25f, 1.0f};
+    const float bad[] = {0.0f, -0.1f, 1.01f, NAN, INFINITY};
+    make_attend(&attend);
+    attend.items[0].kv_head_shares = shares;
+    attend.items[0].n_kv_head_shares = 2;
+    attend.request.want_sampled = true;
+    assert_int_equal(PP_OK, decode_attend(&attend, &job, &plan));
+    assert_true(plan.want_sampled);
+    assert_int_equal(2, job.attend.items[0].kv_share_count);
+    assert_true(job.attend.items[0].kv_shares[0] == 0.25f);
+    assert_int_equal(0, job.attend.items[1].kv_share_count);
+    for (uint32_t i = 0; i < sizeof(bad) / sizeof(bad[0]); ++i) {
+        shares[1] = bad[i];
+        assert_int_equal(PP_OK, decode_attend(&attend, &job, &plan));
+        assert_int_equal(PP_INVALID_ARGUMENT, plan.status[0]);
+        assert_int_equal(PP_OK, plan.status[1]);
+    }
+}
+
 static void attend_without_items_or_with_too_many_is_refused(void **state)
 {
     (void)state;
@@ -475,6 +501,7 @@ int main(void)
         cmocka_unit_test(what_the_asker_attends_itself_is_found_beside_q),
         cmocka_unit_test(a_budget_and_a_target_come_with_and_without_an_estimator),
         cmocka_unit_test(attend_without_items_or_with_too_many_is_refused),
+        cmocka_unit_test(shares_of_kv_heads_are_taken_when_all_are_shares),
         cmocka_unit_test(attend_section_of_no_item_is_refused),
         cmocka_unit_test(attend_with_unknown_dtypes_is_bad_dtype),
         cmocka_unit_test(attend_deadline_counts_from_receipt_and_does_not_wrap),
