@@ -1,5 +1,5 @@
 /*
- * One operation on two devices: the host, which is the reference, and the emulated CUDA device.
+ * One operation on two devices: the host, which is the reference, and the CUDA device under test.
  * What a test makes is on the host; put copies it to a device, get brings it back.
  */
 #ifndef PIGPEN_TESTS_CUDA_EMU_BOTH_H
@@ -20,8 +20,7 @@
 #include "common/base/half.h"
 #include "common/base/log.h"
 #include "common/base/rng.h"
-#include "tests/cuda_emu/emu.h"
-#include "tests/cuda_emu/emu_driver.h"
+#include "tests/cuda_emu/cuda_test.h"
 
 #define BOTH_SEED       1729u
 #define BOTH_ROWS_MAX   512u
@@ -42,7 +41,7 @@ static inline struct both both_new(const struct gw_heads *heads)
                                             .heads = *heads,
                                             .kv_tokens_max = BOTH_TOKENS_MAX};
     assert_int_equal(gw_host_device_new(1, &both.devices[0]), PP_OK);
-    both.devices[1] = emu_device_new();
+    both.devices[1] = cuda_test_device_new();
     for (uint32_t i = 0; i < 2; i++) {
         assert_int_equal(both.devices[i]->ops->prepare(both.devices[i], &limits), PP_OK);
     }
@@ -53,7 +52,7 @@ static inline void both_destroy(struct both *both)
 {
     both->devices[0]->ops->destroy(both->devices[0]);
     both->devices[1]->ops->destroy(both->devices[1]);
-    assert_int_equal(emu_bytes_taken(), 0);
+    assert_int_equal(cuda_test_bytes_taken(), 0);
 }
 
 static inline void *both_put(struct gw_device *device, const void *data, uint64_t bytes)
@@ -101,12 +100,23 @@ static inline void both_near(float *a, float *b, uint64_t count, double share)
     free(b);
 }
 
+/* Ends the program, loudly, where the device under test cannot be had. */
+static inline void both_begin(void)
+{
+    const char *missing = cuda_test_missing();
+    printf("seed %u\n", BOTH_SEED);
+    if (missing != NULL) {
+        printf("SKIPPED, no test of this program ran: %s\n", missing);
+        exit(CUDA_TEST_SKIPPED);
+    }
+}
+
 /* Another order of threads and streams for each run of a test. */
 static inline int both_setup(void **state)
 {
     (void)state;
     pp_log_configure(PP_LOG_WARN, PP_LOG_TEXT);
-    emu_seed(pp_rng_u64(&both_rng));
+    cuda_test_seed(pp_rng_u64(&both_rng));
     return 0;
 }
 

@@ -1,6 +1,6 @@
 /*
  * Attention of the CUDA device against the host's: groups, dimensions, dtypes and lengths that fit
- * no tile, on the emulator.
+ * no tile.
  */
 #include "tests/cuda_emu/both.h"
 
@@ -189,7 +189,7 @@ static void spans_that_hold_nothing_give_the_empty_partial(void **state)
 
 int main(void)
 {
-    printf("seed %u\n", BOTH_SEED);
+    both_begin();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(causal_attention_by_tensor_cores_is_the_hosts, both_setup),
         cmocka_unit_test_setup(causal_attention_over_other_rows_is_the_hosts, both_setup),

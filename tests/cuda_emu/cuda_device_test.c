@@ -3,6 +3,7 @@
  * that is used again, copies in the order of their stream, events between streams.
  */
 #include "tests/cuda_emu/both.h"
+#include "tests/cuda_emu/emu_driver.h"
 
 static const struct gw_cuda_images one_image = {1, {"emulated"}};
 
@@ -61,7 +62,7 @@ static void a_machine_without_a_gpu_says_so(void **state)
 static void memory_that_was_freed_is_used_again(void **state)
 {
     (void)state;
-    struct gw_device *device = emu_device_new();
+    struct gw_device *device = cuda_test_device_new();
     void *first, *second, *third;
     assert_int_equal(device->ops->alloc(device, 1000, &first), PP_OK);
     device->ops->free(device, first);
@@ -78,7 +79,7 @@ static void free_blocks_make_room_before_memory_is_out(void **state)
 {
     (void)state;
     const struct emu_machine good = emu_machine;
-    struct gw_device *device = emu_device_new();
+    struct gw_device *device = cuda_test_device_new();
     emu_machine.memory_bytes = emu_bytes_taken() + 3000;
     void *memory, *more;
     assert_int_equal(device->ops->alloc(device, 2000, &memory), PP_OK);
@@ -95,7 +96,7 @@ static void copies_take_what_was_there_when_they_were_asked_for(void **state)
 {
     (void)state;
     static const uint32_t sizes[] = {1, 64, 5000, 256u << 10, (256u << 10) + 4};
-    struct gw_device *device = emu_device_new();
+    struct gw_device *device = cuda_test_device_new();
     struct gw_stream *stream;
     assert_int_equal(device->ops->stream_new(device, &stream), PP_OK);
     for (uint32_t i = 0; i < 5; i++) {
@@ -130,7 +131,7 @@ static void copies_take_what_was_there_when_they_were_asked_for(void **state)
 static void ranges_that_overlap_are_moved_whole(void **state)
 {
     (void)state;
-    struct gw_device *device = emu_device_new();
+    struct gw_device *device = cuda_test_device_new();
     uint8_t bytes[1000];
     for (uint32_t i = 0; i < 1000; i++) {
         bytes[i] = (uint8_t)(i * 7 + i / 256);
@@ -156,7 +157,7 @@ static void ranges_that_overlap_are_moved_whole(void **state)
 static void events_hold_streams_back(void **state)
 {
     (void)state;
-    struct gw_device *device = emu_device_new();
+    struct gw_device *device = cuda_test_device_new();
     struct gw_stream *streams[2];
     struct gw_event *events[2];
     float value = 1.0f, one = 0.5f;
@@ -193,7 +194,7 @@ static void events_hold_streams_back(void **state)
 static void a_view_is_what_the_stream_wrote_before(void **state)
 {
     (void)state;
-    struct gw_device *device = emu_device_new();
+    struct gw_device *device = cuda_test_device_new();
     static float values[100000];
     const void *seen, *other;
     for (uint32_t i = 0; i < 100000; i++) {
@@ -212,7 +213,7 @@ static void a_view_is_what_the_stream_wrote_before(void **state)
 
 int main(void)
 {
-    printf("seed %u\n", BOTH_SEED);
+    both_begin();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(what_is_missing_is_named_and_nothing_is_kept, both_setup),
         cmocka_unit_test_setup(a_machine_without_a_gpu_says_so, both_setup),

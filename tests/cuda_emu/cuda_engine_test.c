@@ -1,5 +1,5 @@
 /*
- * The engine over the emulated CUDA device and a remote that stands in for the nodes: rows that
+ * The engine over the CUDA device and a remote that stands in for the nodes: rows that
  * leave the device, and answers that are merged on it, give the logits of the host device.
  */
 #include "tests/cuda_emu/both.h"
@@ -13,7 +13,7 @@
 /* Logits of the prompt's last token and of every step. The first device is the host. */
 static float *run(bool cuda, struct gw_remote *remote, enum pp_dtype dtype)
 {
-    tiny_device_new = cuda ? emu_device_new : NULL;
+    tiny_device_new = cuda ? cuda_test_device_new : NULL;
     struct tiny tiny = tiny_new(64, dtype);
     struct gw_sequence *sequence = open_kept(&tiny, remote, 0);
     float *logits = malloc((STEPS + 1) * VOCAB * sizeof(float));
@@ -41,7 +41,7 @@ static void a_sequence_over_nodes_gives_the_hosts_logits(void **state)
     assert_true(worst < 1e-3);
     free(host);
     free(cuda);
-    assert_int_equal(emu_bytes_taken(), 0);
+    assert_int_equal(cuda_test_bytes_taken(), 0);
 }
 
 /* What was handed over is what was computed: the K/V of a local run, bit for bit. */
@@ -49,7 +49,7 @@ static void rows_that_leave_are_those_of_a_local_sequence(void **state)
 {
     (void)state;
     fake = (struct gw_remote){.ack_every = 1};
-    tiny_device_new = emu_device_new;
+    tiny_device_new = cuda_test_device_new;
     struct tiny tiny = tiny_new(64, PP_F16);
     struct gw_sequence *local = open_kept(&tiny, NULL, 0), *over = open_kept(&tiny, &fake, 0);
     uint64_t bytes = PROMPT * over->row_bytes;
@@ -78,7 +78,7 @@ static void rows_that_leave_are_those_of_a_local_sequence(void **state)
 
 int main(void)
 {
-    printf("seed %u\n", BOTH_SEED);
+    both_begin();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(a_sequence_over_nodes_gives_the_hosts_logits, both_setup),
         cmocka_unit_test_setup(rows_that_leave_are_those_of_a_local_sequence, both_setup),

@@ -1,6 +1,6 @@
 /*
  * What the CUDA device says of keys and queries has the bits of the host's: signatures, centres and
- * sums of squares, on the emulator.
+ * sums of squares.
  */
 #include "tests/cuda_emu/both.h"
 
@@ -140,7 +140,7 @@ static void centres_and_squares_have_the_hosts_bits(void **state)
 
 int main(void)
 {
-    printf("seed %u\n", BOTH_SEED);
+    both_begin();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(signatures_of_keys_have_the_hosts_bits, both_setup),
         cmocka_unit_test_setup(signatures_of_extreme_keys_have_the_hosts_bits, both_setup),

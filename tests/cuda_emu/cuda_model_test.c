@@ -1,6 +1,6 @@
 /*
  * Four layers of the default model (file PIGPEN_MODEL, or the one that deploy/fetch-model puts into
- * .cache) on the emulated CUDA device against the host: a prefill of 28 tokens, then 4
+ * .cache) on the CUDA device against the host: a prefill of 28 tokens, then 4
  * steps; once in f32 throughout, once by tensor cores and with K/V of bf16.
  */
 #include "tests/cuda_emu/both.h"
@@ -152,7 +152,7 @@ static float *run(const struct model *model, struct gw_device *device, enum pp_d
 static void compare(const struct model *model, enum pp_dtype kv_dtype, uint32_t chunk_tokens,
                     double *worst_out, double *largest_out)
 {
-    struct gw_device *devices[2] = {NULL, emu_device_new()};
+    struct gw_device *devices[2] = {NULL, cuda_test_device_new()};
     float *logits[2];
     uint32_t vocab = 0;
     assert_int_equal(gw_host_device_new(2, &devices[0]), PP_OK);
@@ -213,7 +213,7 @@ static int close_once(void **state)
 
 int main(void)
 {
-    printf("seed %u\n", BOTH_SEED);
+    both_begin();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_of_four_layers_in_f32_are_the_hosts),
         cmocka_unit_test(logits_of_four_layers_by_tensor_cores_are_near_the_hosts),

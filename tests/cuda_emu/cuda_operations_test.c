@@ -1,5 +1,5 @@
 /*
- * The CUDA device's operations on activations against the host's, on odd sizes, on the emulator.
+ * The CUDA device's operations on activations against the host's, on odd sizes.
  */
 #include "tests/cuda_emu/both.h"
 
@@ -310,7 +310,7 @@ static void rows_of_a_table_are_embedded_in_chunks(void **state)
 
 int main(void)
 {
-    printf("seed %u\n", BOTH_SEED);
+    both_begin();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(rms_norm_is_the_hosts_in_place_and_apart, both_setup),
         cmocka_unit_test_setup(rope_turns_as_on_the_host, both_setup),

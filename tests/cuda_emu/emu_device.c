@@ -4,9 +4,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "tests/cuda_emu/cuda_test.h"
+#include "tests/cuda_emu/emu.h"
 #include "tests/cuda_emu/emu_driver.h"
 
-struct gw_device *emu_device_new(void)
+const char *cuda_test_missing(void)
+{
+    return NULL;
+}
+
+struct gw_device *cuda_test_device_new(void)
 {
     static const struct gw_cuda_images images = {1, {"emulated"}};
     const struct gw_cuda_config config = {
@@ -18,4 +25,14 @@ struct gw_device *emu_device_new(void)
         abort();
     }
     return device;
+}
+
+void cuda_test_seed(uint64_t seed)
+{
+    emu_seed(seed);
+}
+
+uint64_t cuda_test_bytes_taken(void)
+{
+    return emu_bytes_taken();
 }

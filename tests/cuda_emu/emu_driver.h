@@ -22,8 +22,6 @@ struct emu_machine {
 };
 extern struct emu_machine emu_machine;
 
-/* A CUDA device over them. Fails the test when it cannot be had. */
-struct gw_device *emu_device_new(void);
 /* Bytes that are allocated and were not freed, device and pinned: 0 when all was given back. */
 uint64_t emu_bytes_taken(void);
 
