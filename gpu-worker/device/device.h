@@ -7,8 +7,9 @@
  * said to be the host's. Operations go to a stream, run in its order and are finished after
  * synchronize; on the host each is finished when its call returns. Host memory that an operation
  * reads may be reused when it returns; host memory that it writes is written then, but for
- * copy_out's, which is after synchronize. Activations are f32, row-major, rows dense. Shapes were
- * checked by whoever loaded the model: the operations assert on them.
+ * copy_out's, which is after synchronize. The NULL stream is one of the device's own, and what
+ * copy_in copies there is copied when it returns. Activations are f32, row-major, rows dense.
+ * Shapes were checked by whoever loaded the model: the operations assert on them.
  *
  * Threads: one thread owns a device and all that was made from it. prepare sizes the scratch once;
  * after it no operation allocates. Errors: PP_MEMORY, PP_INTERNAL (the library below failed).

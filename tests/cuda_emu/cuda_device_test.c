@@ -59,6 +59,19 @@ static void a_machine_without_a_gpu_says_so(void **state)
     print_message("%s\n", error);
 }
 
+/* The images of builds with PIGPEN_CUDA are fat binaries, whole and in place. */
+static void images_of_this_build_are_fat_binaries(void **state)
+{
+    (void)state;
+    const struct gw_cuda_images *images = gw_cuda_images_get();
+    print_message("%u images\n", images->count);
+    for (uint32_t i = 0; i < images->count; i++) {
+        const uint8_t magic[] = {0x50, 0xed, 0x55, 0xba};
+        assert_memory_equal(images->images[i], magic, sizeof(magic));
+        assert_int_equal((uintptr_t)images->images[i] % 8, 0);
+    }
+}
+
 static void memory_that_was_freed_is_used_again(void **state)
 {
     (void)state;
@@ -123,6 +136,25 @@ static void copies_take_what_was_there_when_they_were_asked_for(void **state)
         device->ops->free(device, memory);
         free(from);
         free(to);
+    }
+    device->ops->stream_destroy(device, stream);
+    device->ops->destroy(device);
+}
+
+/* Every order of the two queues: what NULL copied is there before a stream that came later runs. */
+static void what_is_copied_without_a_stream_is_there_for_every_stream(void **state)
+{
+    (void)state;
+    struct gw_device *device = cuda_test_device_new();
+    struct gw_stream *stream;
+    assert_int_equal(device->ops->stream_new(device, &stream), PP_OK);
+    for (uint32_t i = 0; i < 50; i++) {
+        float value = (float)i, found = -1.0f;
+        float *at = both_put(device, &value, sizeof(value));
+        assert_int_equal(device->ops->copy_out(device, stream, &found, at, sizeof(value)), PP_OK);
+        assert_int_equal(device->ops->synchronize(device, stream), PP_OK);
+        assert_true(found == value);
+        device->ops->free(device, at);
     }
     device->ops->stream_destroy(device, stream);
     device->ops->destroy(device);
@@ -217,9 +249,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(what_is_missing_is_named_and_nothing_is_kept, both_setup),
         cmocka_unit_test_setup(a_machine_without_a_gpu_says_so, both_setup),
+        cmocka_unit_test_setup(images_of_this_build_are_fat_binaries, both_setup),
         cmocka_unit_test_setup(memory_that_was_freed_is_used_again, both_setup),
         cmocka_unit_test_setup(free_blocks_make_room_before_memory_is_out, both_setup),
         cmocka_unit_test_setup(copies_take_what_was_there_when_they_were_asked_for, both_setup),
+        cmocka_unit_test_setup(what_is_copied_without_a_stream_is_there_for_every_stream,
+                               both_setup),
         cmocka_unit_test_setup(ranges_that_overlap_are_moved_whole, both_setup),
         cmocka_unit_test_setup(events_hold_streams_back, both_setup),
         cmocka_unit_test_setup(a_view_is_what_the_stream_wrote_before, both_setup),

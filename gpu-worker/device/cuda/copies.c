@@ -78,15 +78,10 @@ enum pp_status gw_cuda_synchronize(struct gw_device *device, struct gw_stream *s
     return PP_OK;
 }
 
-enum pp_status gw_cuda_copy_in(struct gw_device *device, struct gw_stream *stream, void *to,
-                               const void *from_host, uint64_t bytes)
+static enum pp_status copy_in_queue(struct gw_cuda_device *cuda, struct CUstream_st *own, void *to,
+                                    const void *from_host, uint64_t bytes)
 {
-    struct gw_cuda_device *cuda = gw_cuda_device(device);
     const struct gw_cuda_driver *driver = cuda->driver;
-    struct CUstream_st *own = gw_cuda_stream(cuda, stream);
-    if (bytes == 0) {
-        return PP_OK;
-    }
     if (bytes > GW_CUDA_SLOT_BYTES) {
         return gw_cuda_status(
             driver, driver->copy_in(gw_cuda_pointer_of(to), from_host, bytes, own), "copy in");
@@ -99,6 +94,18 @@ enum pp_status gw_cuda_copy_in(struct gw_device *device, struct gw_stream *strea
     PP_TRY(gw_cuda_status(driver, driver->copy_in(gw_cuda_pointer_of(to), slot->memory, bytes, own),
                           "copy in"));
     return gw_cuda_status(driver, driver->event_record(slot->event, own), "record");
+}
+
+/* What is copied on the device's own stream, other streams may use at once. */
+enum pp_status gw_cuda_copy_in(struct gw_device *device, struct gw_stream *stream, void *to,
+                               const void *from_host, uint64_t bytes)
+{
+    struct gw_cuda_device *cuda = gw_cuda_device(device);
+    if (bytes == 0) {
+        return PP_OK;
+    }
+    PP_TRY(copy_in_queue(cuda, gw_cuda_stream(cuda, stream), to, from_host, bytes));
+    return stream == NULL ? gw_cuda_synchronize(device, NULL) : PP_OK;
 }
 
 enum pp_status gw_cuda_copy_out(struct gw_device *device, struct gw_stream *stream, void *to_host,

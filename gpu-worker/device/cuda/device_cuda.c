@@ -235,8 +235,7 @@ static enum pp_status cuda_scalars(struct gw_cuda_device *cuda)
     void *memory;
     PP_TRY(gw_cuda_alloc(&cuda->device, sizeof(scalars), &memory));
     cuda->scalars = memory;
-    PP_TRY(gw_cuda_copy_in(&cuda->device, NULL, memory, &scalars, sizeof(scalars)));
-    return gw_cuda_synchronize(&cuda->device, NULL);
+    return gw_cuda_copy_in(&cuda->device, NULL, memory, &scalars, sizeof(scalars));
 }
 
 static void cuda_log_found(const struct gw_cuda_device *cuda, uint32_t ordinal)

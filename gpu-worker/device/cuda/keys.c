@@ -136,9 +136,6 @@ static enum pp_status hash_upload(struct gw_device *device, const struct pp_hash
     if (status == PP_OK) {
         status = gw_cuda_copy_in(device, NULL, source, tables->source, source_bytes);
     }
-    if (status == PP_OK) { /* streams of others read them */
-        status = gw_cuda_synchronize(device, NULL);
-    }
     if (status != PP_OK) {
         hash_drop(device, hash);
     }

@@ -104,9 +104,6 @@ enum pp_status gw_cuda_import(struct gw_device *device, const void *data, uint64
     void *memory;
     PP_TRY(gw_cuda_alloc(device, bytes, &memory));
     enum pp_status status = gw_cuda_copy_in(device, NULL, memory, data, bytes);
-    if (status == PP_OK) {
-        status = gw_cuda_synchronize(device, NULL);
-    }
     if (status != PP_OK) {
         gw_cuda_free(device, memory);
         return status;
