@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attn-node/index/split.h"
 #include "bench/bench_common.h"
 #include "bench/bench_layer.h"
 #include "bench/bench_options.h"
@@ -57,10 +58,12 @@ struct piece {
     bool sampled;
 };
 
-/* What some heads' sample has so far. */
-struct sample {
-    struct piece *last;
-    uint64_t rows;
+/* What one thread does at a time, or for a sample all of them together: a block, or the pieces of a
+ * sample, linked. */
+struct lot {
+    struct piece *first, *last;
+    uint64_t rows; /* of a sample */
+    bool together;
 };
 
 static struct run {
@@ -69,8 +72,9 @@ static struct run {
     struct piece *pieces;
     struct an_accumulator *partials, *results; /* results [q head] */
     float *sums;
-    struct sample *samples; /* [q head], of the first of the heads */
-    uint32_t *lots; /* pieces that a thread begins with: a block, or the first of a sample */
+    struct lot **samples; /* [q head]: the last of the heads that begin there */
+    struct lot *lots;
+    struct an_split_sample *split; /* [threads] */
     uint32_t piece_count, partial_count, lot_count;
     uint32_t sampled_segments;
     uint64_t step;               /* of the random numbers */
@@ -99,15 +103,19 @@ static struct an_index_query query_of(const struct bench_layer *layer, uint64_t 
 static void run_lot(void *context, uint64_t index, uint32_t thread)
 {
     struct bench_layer *layer = context;
-    struct piece *piece = &run.pieces[run.lots[index]];
+    struct piece *piece = run.lots[index].first;
     for (const struct an_index_view *view = &piece->view; view != NULL; view = view->next) {
         for (uint32_t i = 0; i < piece->lanes; ++i) {
             an_accumulator_clear(&view->accumulators[i], layer->shape.head_dim);
         }
     }
+    if (run.lots[index].together) {
+        return;
+    }
     if (piece->sampled) {
         struct an_index_query query = query_of(layer, piece->head, piece->lanes, 0);
-        an_index_attend_views(&layer->params, &piece->view, &query, layer->scratch[thread]);
+        an_index_attend_views(&layer->params, &piece->view, &query,
+                              layer->scratch + thread * layer->scratch_bytes);
     } else {
         const float *q = layer->q_scaled + (uint64_t)piece->head * layer->shape.head_dim;
         an_kernels_get()->attend_exact(&piece->view.rows, piece->view.begin, piece->view.end, q,
@@ -131,6 +139,13 @@ static struct piece *add_piece(const struct bench_layer *layer, uint32_t segment
     return piece;
 }
 
+static struct lot *add_lot(struct piece *piece)
+{
+    struct lot *lot = &run.lots[run.lot_count++];
+    *lot = (struct lot){.first = piece, .last = piece};
+    return lot;
+}
+
 /* A piece that is sampled: of the sample of the same heads' last segment while that has room. */
 static void add_sampled(const struct bench_layer *layer, uint32_t segment, uint32_t head,
                         uint32_t lanes)
@@ -139,16 +154,15 @@ static void add_sampled(const struct bench_layer *layer, uint32_t segment, uint3
     struct piece *piece = add_piece(layer, segment, head, lanes, 0, tokens);
     uint64_t most = an_index_rows_at_once(&layer->params, lanes, layer->segments[0].tokens);
     uint64_t rows = an_index_view_rows(0, tokens);
-    struct sample *sample = &run.samples[head];
+    struct lot *lot = run.samples[head];
     piece->sampled = true;
-    if (sample->last != NULL && sample->rows + rows <= most) {
-        sample->last->view.next = &piece->view;
-        sample->rows += rows;
+    if (lot != NULL && lot->rows + rows <= most) {
+        lot->last->view.next = &piece->view;
     } else {
-        run.lots[run.lot_count++] = run.piece_count - 1;
-        sample->rows = rows;
+        lot = run.samples[head] = add_lot(piece);
     }
-    sample->last = piece;
+    lot->last = piece;
+    lot->rows += rows;
 }
 
 /* The pieces of one kv head and segment. */
@@ -177,8 +191,40 @@ static void plan_segment(const struct bench_layer *layer, uint32_t index)
     }
     for (uint32_t at = 0; at < segment->tokens && !sampled; at += layer->piece_tokens) {
         uint32_t end = at + layer->piece_tokens;
-        add_piece(layer, index, head, group, at, end < segment->tokens ? end : segment->tokens);
-        run.lots[run.lot_count++] = run.piece_count - 1;
+        end = end < segment->tokens ? end : segment->tokens;
+        (void)add_lot(add_piece(layer, index, head, group, at, end));
+    }
+}
+
+/* Long samples that are too few for the threads are made by all of them together. */
+static void run_lots(struct bench_layer *layer)
+{
+    struct an_split_load load = {.threads = layer->threads};
+    for (uint32_t i = 0; i < run.lot_count; ++i) {
+        bool sampled = run.lots[i].rows > 0 && layer->params.estimator.kind == PP_SKETCH;
+        load.count += sampled;
+        load.rows += sampled ? run.lots[i].rows : 0;
+        load.longest = load.longest < run.lots[i].rows ? run.lots[i].rows : load.longest;
+    }
+    uint64_t rows = an_split_rows(&load);
+    for (uint32_t i = 0; i < run.lot_count; ++i) {
+        run.lots[i].together = run.lots[i].rows >= rows;
+    }
+    pp_team_for(layer->threads, run.lot_count, run_lot, layer);
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < run.lot_count; ++i) {
+        struct piece *piece = run.lots[i].first;
+        if (run.lots[i].together) {
+            run.split[count++] = (struct an_split_sample){
+                .params = &layer->params,
+                .views = &piece->view,
+                .query = query_of(layer, piece->head, piece->lanes, 0),
+            };
+        }
+        if (count == layer->threads || (count > 0 && i + 1 == run.lot_count)) {
+            an_split_attend(layer->threads, run.split, count, layer->scratch, layer->scratch_bytes);
+            count = 0;
+        }
     }
 }
 
@@ -195,7 +241,7 @@ static void planned_attend(struct bench_layer *layer)
     for (uint32_t i = 0; i < layer->shape.kv_heads * layer->segments_a_head; ++i) {
         plan_segment(layer, i);
     }
-    pp_team_for(layer->threads, run.lot_count, run_lot, layer);
+    run_lots(layer);
     for (uint32_t h = 0; h < layer->shape.q_heads; ++h) {
         an_accumulator_clear(&run.results[h], layer->shape.head_dim);
     }
@@ -230,10 +276,11 @@ static enum pp_status run_make(struct bench_layer *layer)
     run.pieces = calloc(partials, sizeof(*run.pieces));
     run.lots = calloc(partials, sizeof(*run.lots));
     run.samples = calloc(layer->shape.q_heads, sizeof(*run.samples));
+    run.split = calloc(layer->threads, sizeof(*run.split));
     run.partials = calloc(count, sizeof(*run.partials));
     run.sums = calloc(count * 2ull * dim, sizeof(*run.sums));
     if (run.codes == NULL || run.pieces == NULL || run.lots == NULL || run.samples == NULL ||
-        run.partials == NULL || run.sums == NULL) {
+        run.split == NULL || run.partials == NULL || run.sums == NULL) {
         return PP_MEMORY;
     }
     for (uint32_t i = 0; i < count; ++i) {
@@ -250,6 +297,7 @@ static void run_free(void)
     free(run.pieces);
     free(run.lots);
     free(run.samples);
+    free(run.split);
     free(run.partials);
     free(run.sums);
 }
@@ -293,9 +341,8 @@ static enum pp_status count_rows(struct bench_layer *layer, double *share_q, dou
             uint32_t lanes = group - g < step ? group - g : step;
             uint64_t head = (uint64_t)(i / layer->segments_a_head) * group + g;
             struct an_index_query query = query_of(layer, head, lanes, i);
-            uint32_t count =
-                an_index_sample(segment->index, &layer->params, &segment->rows, 0, segment->tokens,
-                                &query, layer->scratch[0], ids, log_u);
+            uint32_t count = an_index_sample(segment->index, &layer->params, &segment->rows, 0,
+                                             segment->tokens, &query, layer->scratch, ids, log_u);
             reads += (uint64_t)count * lanes;
             for (uint32_t r = 0; r < count; ++r) {
                 distinct += seen[ids[r]] == 0;

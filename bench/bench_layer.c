@@ -138,20 +138,14 @@ enum pp_status bench_layer_make(const struct pp_shape *shape, const struct pp_es
     uint32_t largest = (uint32_t)(tokens < PP_SEGMENT_TOKENS_MAX ? tokens : PP_SEGMENT_TOKENS_MAX);
     uint64_t build = an_index_scratch_bytes(&layer->params, shape->head_dim, largest, threads);
     uint64_t query = an_index_query_scratch_bytes(&layer->params, largest);
-    for (uint32_t t = 0; t < threads; ++t) {
-        layer->scratch[t] = aligned_alloc(64, ((build > query ? build : query) + 63) & ~63ull);
-        if (layer->scratch[t] == NULL) {
-            return PP_MEMORY;
-        }
-    }
-    return PP_OK;
+    layer->scratch_bytes = ((build > query ? build : query) + 63) & ~63ull;
+    layer->scratch = aligned_alloc(64, threads * layer->scratch_bytes);
+    return layer->scratch != NULL ? PP_OK : PP_MEMORY;
 }
 
 void bench_layer_free(struct bench_layer *layer)
 {
-    for (uint32_t t = 0; t < layer->threads; ++t) {
-        free(layer->scratch[t]);
-    }
+    free(layer->scratch);
     for (uint32_t i = 0; i < layer->shape.kv_heads * layer->segments_a_head; ++i) {
         free(layer->segments[i].memory);
     }
@@ -242,7 +236,7 @@ enum pp_status bench_layer_build(struct bench_layer *layer)
     for (uint32_t i = 0; i < layer->shape.kv_heads * layer->segments_a_head; ++i) {
         struct bench_segment *segment = &layer->segments[i];
         PP_TRY(an_index_build(&layer->params, &segment->rows, segment->tokens, segment->centre,
-                              NULL, 0, layer->threads, segment->memory, layer->scratch[0],
+                              NULL, 0, layer->threads, segment->memory, layer->scratch,
                               &segment->index));
     }
     return PP_OK;

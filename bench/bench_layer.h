@@ -33,10 +33,11 @@ struct bench_layer {
     struct an_index_params params;
     struct pp_log_u_table table;
     struct an_sketch_signs signs;
-    uint64_t index_bytes;             /* of all segments */
-    void *scratch[BENCH_THREADS_MAX]; /* a thread's, of a build and of a query */
-    float *q, *q_scaled;              /* [q head][dim] */
-    struct an_accumulator *partials;  /* [exact piece][group], then [q head] */
+    uint64_t index_bytes; /* of all segments */
+    uint8_t *scratch;     /* [threads][scratch_bytes], of a build and of a query */
+    uint64_t scratch_bytes;
+    float *q, *q_scaled;             /* [q head][dim] */
+    struct an_accumulator *partials; /* [exact piece][group], then [q head] */
     uint32_t piece_tokens, piece_count;
     float *sums; /* of the partials */
 };

@@ -39,7 +39,8 @@ static void hash_piece(void *context, uint64_t index, uint32_t thread)
     struct bench_layer *layer = context;
     const struct bench_segment *segment = &layer->segments[index];
     pp_hash_keys(layer->params.hash, segment->rows.base, segment->rows.row_bytes,
-                 segment->rows.dtype, segment->centre, segment->tokens, layer->scratch[thread],
+                 segment->rows.dtype, segment->centre, segment->tokens,
+                 (uint16_t *)(void *)(layer->scratch + thread * layer->scratch_bytes),
                  (segment->tokens + 31ull) & ~31ull);
 }
 

@@ -152,7 +152,6 @@ static void make_queries(const struct an_sketch_kernels *kernels)
             r[d] = lanes[d * 16 + h];
         }
         an_sketch_tables_make(shape, r, &bed.queries[h]);
-        an_sketch_query_scale(&bed.queries[h], 4.0f);
     }
 }
 
@@ -161,6 +160,7 @@ static void scan_all(const struct an_sketch_kernels *kernels, struct an_sketch_s
     uint64_t each = (uint64_t)(bed.tokens + 63) / 64 * 64;
     for (uint32_t h = 0; h < bed.heads; ++h) {
         scores[h].scores = bed.scores + h * each;
+        scores[h].scale = an_sketch_scale_of(&bed.queries[h], 4.0f);
     }
     kernels->scan(&bed.encoder.shape, bed.stream, 0, bed.tokens, bed.queries, bed.heads, scores);
 }

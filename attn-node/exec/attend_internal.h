@@ -11,6 +11,7 @@
 #include <stdbool.h>
 
 #include "attn-node/exec/attend.h"
+#include "attn-node/index/split.h"
 
 /* Capacities do not depend on threads or memory: the order of merging must not either. */
 #define AN_LANES_MAX       4096u         /* of a batch: at least one row of 1,024 heads */
@@ -22,6 +23,7 @@
 #define AN_PIECE_LANES_MAX 16384u
 #define AN_PIECE_FLOATS    (1024u << 10) /* o, and for samples error sums, of a wave */
 #define AN_BLOCK_TOKENS    1024u
+#define AN_TOGETHER_MAX    64u /* samples that the team makes at a time */
 /* Rows of fewer bytes than these (some 14 us on one core) are attended by the exec thread alone. */
 #define AN_ALONE_BYTES (128u << 10)
 /* Words of the bitmaps of a wave's sampled pieces: at least 256 pieces of the longest segment. */
@@ -86,6 +88,8 @@ struct an_piece {
 struct an_lot {
     uint32_t piece, last; /* of the wave; those between are linked by their views */
     uint64_t rows;        /* of a sample, as the index counts them */
+    uint32_t views;
+    bool together; /* all threads make it */
 };
 
 enum an_lane_next {
@@ -141,6 +145,7 @@ struct an_attend {
     uint32_t piece_count;
     struct an_lot lots[AN_PIECES_MAX];
     uint32_t lot_count;
+    struct an_split_sample together[AN_TOGETHER_MAX];
     struct an_accumulator accumulators[AN_PIECE_LANES_MAX];
     uint32_t accumulator_count;
     float *piece_floats; /* [AN_PIECE_FLOATS] */
@@ -182,6 +187,12 @@ static inline float an_task_share(const struct an_task *task, uint32_t kv_head)
 
 /* Reads and checks q, copies or makes the signatures of the batch's lanes. */
 void an_attend_load(struct an_attend *attend, enum pp_dtype q_dtype);
+
+/* Takes a piece that has its place into the wave; goes_on: with the sample of the wave's last one,
+ * where that has room for it. */
+void an_lots_add(struct an_attend *attend, const struct an_piece *piece, bool goes_on);
+/* Runs the lots of the wave. */
+void an_lots_run(struct an_attend *attend, uint32_t threads);
 
 /* Runs all pieces of the batch in waves: first what the plan says, then larger samples until
  * targets are met, then, for lanes without a target whose sample came out empty, the sampled views

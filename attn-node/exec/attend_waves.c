@@ -1,16 +1,14 @@
 /*
- * Pieces of a batch, in waves: as many as the memory for their sums holds are computed by the team,
- * then merged into their lanes in index order; the next wave goes on where the last one ended. The
- * order of merging is therefore the order of the plan (attend_plan.c), whatever the number of
- * threads. See attend_internal.h.
+ * Pieces of a batch, in waves: as many as the memory for their sums holds are computed by the team
+ * (attend_lots.c), then merged into their lanes in index order; the next wave goes on where the
+ * last one ended. The order of merging is therefore the order of the plan (attend_plan.c), whatever
+ * the number of threads. See attend_internal.h.
  */
 #include <math.h>
 #include <string.h>
 
 #include "attn-node/exec/attend_internal.h"
-#include "attn-node/index/uniform.h"
 #include "common/base/assert.h"
-#include "common/base/rng.h"
 #include "common/run/team.h"
 
 /* A bitmap for a sampled piece. */
@@ -51,80 +49,6 @@ static bool place_piece(struct an_attend *attend, struct an_piece *piece)
         attend->piece_floats_used += floats_each;
     }
     return true;
-}
-
-/* The random numbers of a piece's q row and kv head. */
-static struct an_index_draw draw_of(const struct an_attend *attend, const struct an_piece *piece)
-{
-    const struct an_unit *unit = &attend->units[piece->unit];
-    const struct an_task *task = &attend->tasks[unit->task];
-    uint32_t lane = piece->lane_begin - task->lane_begin;
-    uint32_t row = task->row_begin + lane / task->group % task->row_count;
-    uint64_t id[2];
-    memcpy(id, task->part->spec.part_id, sizeof(id));
-    uint64_t seed = task->item->seed_count > 0 ? task->item->seeds[row] : 0;
-    seed = pp_rng_at(pp_rng_at(seed, id[0]), id[1]);
-    uint64_t layer = (uint64_t)(task->layer - task->part->layers);
-    uint64_t head = task->part->spec.kv_head_begin + unit->kv_head;
-    return (struct an_index_draw){.seed = pp_rng_at(seed, layer << 32 | head),
-                                  .first = piece->view.first};
-}
-
-/* All views of a lot by their index. */
-static void sample_lot(struct an_attend *attend, struct an_piece *first, uint32_t thread)
-{
-    uint32_t q_at = attend->lane_q[first->lane_begin];
-    struct an_index_query query = {
-        .heads = first->lane_count,
-        .q = attend->q + q_at,
-        .q_scaled = attend->q_scaled + q_at,
-        .codes = attend->codes + attend->lane_code[first->lane_begin],
-        .draw = draw_of(attend, first),
-        .rows_share = attend->lanes[first->lane_begin].rows_share,
-    };
-    for (struct an_index_view *view = &first->view; view != NULL; view = view->next) {
-        memset(view->rows_read, 0, (view->end + 63u) / 64u * sizeof(uint64_t));
-    }
-    an_index_attend_views(&first->segment->params->index, &first->view, &query,
-                          attend->query_scratch + thread * attend->query_scratch_bytes);
-}
-
-static void clear_lot(struct an_attend *attend, const struct an_piece *first)
-{
-    uint32_t dim = attend->tasks[attend->units[first->unit].task].dim;
-    for (const struct an_index_view *view = &first->view; view != NULL; view = view->next) {
-        for (uint32_t i = 0; i < first->lane_count; i++) {
-            an_accumulator_clear(&view->accumulators[i], dim);
-        }
-    }
-}
-
-static void run_lot(void *context, uint64_t index, uint32_t thread)
-{
-    struct an_attend *attend = context;
-    struct an_piece *piece = &attend->pieces[attend->lots[index].piece];
-    const struct an_unit *unit = &attend->units[piece->unit];
-    struct an_accumulator *sums = piece->view.accumulators;
-    const float *q_scaled = attend->q_scaled + attend->lane_q[piece->lane_begin];
-    clear_lot(attend, piece);
-    if (an_attend_late(attend)) {
-        return;
-    }
-    struct an_index_draw draw;
-    switch (piece->kind) {
-    case AN_PIECE_EXACT:
-        attend->kernels->attend_exact(&piece->view.rows, piece->view.begin, piece->view.end,
-                                      q_scaled, piece->lane_count, sums);
-        break;
-    case AN_PIECE_SAMPLED:
-        sample_lot(attend, piece, thread);
-        break;
-    case AN_PIECE_UNIFORM:
-        draw = draw_of(attend, piece);
-        an_uniform_attend(&piece->view.rows, piece->view.begin, piece->view.end,
-                          unit->sampled_tokens, &draw, q_scaled, piece->lane_count, sums);
-        break;
-    }
 }
 
 /* Adds the rows of the group's heads before this one to the piece's bitmap; returns how many rows
@@ -180,12 +104,6 @@ uint32_t an_attend_place_of_unit(void *context, uint64_t index)
     return pp_numa_place(attend->numa, attend->units[index].kv_head);
 }
 
-static uint32_t place_of_lot(void *context, uint64_t index)
-{
-    const struct an_attend *attend = context;
-    return an_attend_place_of_unit(context, attend->pieces[attend->lots[index].piece].unit);
-}
-
 /* The team only where its start costs less than what it saves. */
 static uint32_t threads_for(const struct an_attend *attend, uint64_t bytes)
 {
@@ -209,8 +127,7 @@ static void run_wave(struct an_attend *attend)
         bytes += (piece->view.end - piece->view.begin) * piece->view.rows.row_bytes;
     }
     uint64_t merge_bytes = attend->piece_floats_used * sizeof(float);
-    pp_team_for_placed(attend->places, threads_for(attend, bytes), attend->lot_count, place_of_lot,
-                       run_lot, attend);
+    an_lots_run(attend, threads_for(attend, bytes));
     pp_team_for_placed(attend->places, threads_for(attend, merge_bytes), attend->unit_count,
                        an_attend_place_of_unit, merge_unit, attend);
     const struct an_piece *last = &attend->pieces[attend->piece_count - 1];
@@ -232,42 +149,6 @@ static bool goes_on(const struct an_attend *attend, const struct an_piece *piece
     }
     const struct an_piece *last = &attend->pieces[attend->piece_count - 1];
     return last->kind == piece->kind && last->unit == piece->unit && last->turn == piece->turn;
-}
-
-/* The lot of the same heads that the piece's rows still fit into; NULL: it is one of its own. */
-static struct an_lot *find_lot(struct an_attend *attend, const struct an_piece *piece,
-                               uint64_t rows)
-{
-    uint64_t most = an_index_rows_at_once(&piece->segment->params->index, piece->lane_count,
-                                          PP_SEGMENT_TOKENS_MAX);
-    for (uint32_t i = attend->lot_count; i > 0; i--) {
-        struct an_lot *lot = &attend->lots[i - 1];
-        const struct an_piece *other = &attend->pieces[lot->piece];
-        if (other->turn != piece->turn || other->unit != piece->unit ||
-            other->lane_begin == piece->lane_begin) {
-            return other->lane_begin == piece->lane_begin && lot->rows + rows <= most ? lot : NULL;
-        }
-    }
-    return NULL;
-}
-
-/* Takes a piece that has its place into the wave. */
-static void add_piece(struct an_attend *attend, const struct an_piece *piece)
-{
-    uint32_t index = attend->piece_count;
-    uint64_t rows = an_index_view_rows(piece->view.begin, piece->view.end);
-    struct an_lot *lot = goes_on(attend, piece) ? find_lot(attend, piece, rows) : NULL;
-    attend->pieces[index] = *piece;
-    attend->pieces[index].view.next = NULL;
-    attend->piece_count++;
-    if (lot == NULL) {
-        attend->lots[attend->lot_count++] =
-            (struct an_lot){.piece = index, .last = index, .rows = rows};
-        return;
-    }
-    attend->pieces[lot->last].view.next = &attend->pieces[index].view;
-    lot->last = index;
-    lot->rows += rows;
 }
 
 /* How full a wave was before a sample, and where the plan was. */
@@ -311,7 +192,7 @@ static void run_plan(struct an_attend *attend, enum an_walk walk)
             mark = mark_here(attend, &before);
         }
         if (attend->piece_count < AN_PIECES_MAX && place_piece(attend, &piece)) {
-            add_piece(attend, &piece);
+            an_lots_add(attend, &piece, goes_on(attend, &piece));
             continue;
         }
         cursor = before;

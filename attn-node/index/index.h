@@ -28,7 +28,8 @@ struct an_index_params {
 
 struct an_index; /* of one segment and kv head */
 
-#define AN_INDEX_HEADS_MAX 16u /* of a query */
+#define AN_INDEX_HEADS_MAX 16u  /* of a query */
+#define AN_INDEX_VIEWS_MAX 512u /* of a call */
 
 /* Memory an index of `tokens` rows takes, and a build's scratch, in bytes: reserved at append. */
 uint64_t an_index_bytes(const struct an_index_params *params, uint32_t dim, uint32_t tokens);
@@ -86,7 +87,8 @@ struct an_index_view {
  * lsh, whose heads sample each for itself and spread better over threads. */
 uint32_t an_index_heads_at_once(const struct an_index_params *params, uint32_t group);
 
-/* Samples among the rows of the views and attends the sample: adds to each view's accumulators
+/* Samples among the rows of the views and attends the sample, on the calling thread (by a team:
+ * split.h): adds to each view's accumulators
  * [heads] (with error sums, for sketch), whose keys_read say what each head read; a head that read
  * nothing had an empty sample (law 2: the caller answers it otherwise). Views of a sketch are one
  * sample: a view has of the budget what its rows weigh, not what they are. scratch

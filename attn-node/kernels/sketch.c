@@ -189,24 +189,24 @@ void an_sketch_nibbles_make(const struct an_sketch_shape *shape,
     }
 }
 
-void an_sketch_query_scale(struct an_sketch_query *query, float unit)
+struct an_sketch_scale an_sketch_scale_of(const struct an_sketch_query *query, float unit)
 {
+    struct an_sketch_scale scale = {0};
     float octaves = unit * 1.44269504f * OCTAVE;
     float a_step = query->step * octaves;
     int32_t above = (int32_t)query->sum_max - query->offset;
     int32_t reach = query->offset > above ? query->offset : above;
-    query->shift = 0;
-    while (query->shift < 8 && reach * (2 << query->shift) <= INT16_MAX) {
-        ++query->shift;
+    while (scale.shift < 8 && reach * (2 << scale.shift) <= INT16_MAX) {
+        ++scale.shift;
     }
-    float range = (float)(1u << query->shift);
-    query->doublings = 0;
-    while (a_step * 32768.0f > range * 32767.0f && query->doublings < DOUBLINGS_MAX) {
+    float range = (float)(1u << scale.shift);
+    while (a_step * 32768.0f > range * 32767.0f && scale.doublings < DOUBLINGS_MAX) {
         a_step *= 0.5f;
-        ++query->doublings;
+        ++scale.doublings;
     }
     float gain = rintf(a_step / range * 32768.0f);
-    query->gain = gain < 32767.0f ? (int16_t)gain : INT16_MAX;
-    query->clamped =
-        query->doublings > 0 || !(query->level_max * octaves <= (float)AN_SKETCH_SCORE_MAX);
+    scale.gain = gain < 32767.0f ? (int16_t)gain : INT16_MAX;
+    scale.clamped =
+        scale.doublings > 0 || !(query->level_max * octaves <= (float)AN_SKETCH_SCORE_MAX);
+    return scale;
 }

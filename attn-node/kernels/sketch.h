@@ -61,29 +61,34 @@ struct an_sketch_encoder {
     const float *balance_inverse; /* [dim] 1/a, or NULL: ones */
 };
 
-/* A query of the scan: one head over one segment. Tables by an_sketch_tables_make. */
+/* A query of the scan: one head. By an_sketch_tables_make. */
 struct an_sketch_query {
     uint8_t tables[AN_SKETCH_TABLE_BYTES_MAX] __attribute__((aligned(64)));
     float step;      /* what one unit of S is worth of sum(level r) */
     float level_max; /* of |sum(level r)| by Cauchy and Schwarz */
     int32_t offset;
     uint32_t sum_max;
-    /* of a segment, by an_sketch_query_scale */
+};
+
+/* What a query's sums are multiplied by over one segment. By an_sketch_scale_of. */
+struct an_sketch_scale {
     int16_t gain;
     uint8_t shift;
     uint8_t doublings;
     bool clamped;
 };
 
-/* Fills tables, step, level_max, offset and sum_max from r [padded], finite. */
+/* Fills it from r [padded], finite. */
 void an_sketch_tables_make(const struct an_sketch_shape *shape, const float *r,
                            struct an_sketch_query *query);
-/* Fills the rest: unit = scale beta f_max, what sum(level r) of the largest factor is multiplied by
- * to be a score in nats. */
-void an_sketch_query_scale(struct an_sketch_query *query, float unit);
+/* unit = scale beta f_max, what sum(level r) of the largest factor is multiplied by to be a score
+ * in nats. */
+struct an_sketch_scale an_sketch_scale_of(const struct an_sketch_query *query, float unit);
 
-/* One head's scores: int16 [blocks * 64]; sum of 2^(t/128) over the valid rows. */
+/* One head's scores by its scale, which is there before: int16 [blocks * 64]; sum of 2^(t/128) over
+ * the valid rows. */
 struct an_sketch_scores {
+    struct an_sketch_scale scale;
     int16_t *scores;
     float sum;
 };

@@ -214,6 +214,9 @@ void an_sketch_attend_avx512(const struct an_rows *rows, const uint16_t *ids,
         an_spread(rows->dtype, rows->dim, accumulators[h].b1, accumulators[h].b1);
         accumulators[h].keys_read += count;
     }
+    for (uint32_t i = 0; i < count && i < PREFETCH_ROWS; ++i) {
+        prefetch_row(rows, ids[i]);
+    }
     struct tile tile;
     for (uint32_t i = 0; i < count; i += SPAN_ROWS) {
         uint32_t span = count - i < SPAN_ROWS ? count - i : SPAN_ROWS;

@@ -58,14 +58,15 @@ PP_INLINE void an_add_nibbles(const uint32_t H, const uint8_t *plane,
 }
 
 /* D of a query to t: half a block. */
-PP_INLINE __m512i an_score_half(const struct an_sketch_query *query, __m512i sums, __m512i factors)
+PP_INLINE __m512i an_score_half(int32_t offset, const struct an_sketch_scale *scale, __m512i sums,
+                                __m512i factors)
 {
-    __m512i d = _mm512_sub_epi16(sums, _mm512_set1_epi16((short)query->offset));
-    d = _mm512_sll_epi16(d, _mm_cvtsi32_si128(query->shift));
-    __m512i t = _mm512_mulhrs_epi16(d, _mm512_set1_epi16(query->gain));
+    __m512i d = _mm512_sub_epi16(sums, _mm512_set1_epi16((short)offset));
+    d = _mm512_sll_epi16(d, _mm_cvtsi32_si128(scale->shift));
+    __m512i t = _mm512_mulhrs_epi16(d, _mm512_set1_epi16(scale->gain));
     t = _mm512_mulhrs_epi16(t, factors);
-    if (__builtin_expect(query->clamped, 0)) {
-        for (uint32_t i = 0; i < query->doublings; ++i) {
+    if (__builtin_expect(scale->clamped, 0)) {
+        for (uint32_t i = 0; i < scale->doublings; ++i) {
             t = _mm512_adds_epi16(t, t);
         }
         t = _mm512_min_epi16(t, _mm512_set1_epi16(AN_SKETCH_SCORE_MAX));
@@ -89,7 +90,7 @@ PP_INLINE void an_score_block(const uint32_t H, const struct an_sketch_query *qu
         PP_UNROLL for (uint32_t i = 0; i < 2; ++i)
         {
             __mmask32 lanes = (__mmask32)(valid >> (32 * i));
-            __m512i t = an_score_half(&queries[h], halves[i], factors[i]);
+            __m512i t = an_score_half(queries[h].offset, &scores[h].scale, halves[i], factors[i]);
             __m512i bits = _mm512_maskz_add_epi16(lanes, t, one);
             t = _mm512_mask_mov_epi16(_mm512_set1_epi16(AN_SKETCH_NONE), lanes, t);
             _mm512_storeu_si512(scores[h].scores + at + 32 * i, t);

@@ -117,14 +117,15 @@ static int32_t clamp(int32_t value, int32_t bound)
     return value > bound ? bound : value < -bound ? -bound : value;
 }
 
-static int16_t score_key(const struct an_sketch_query *query, uint32_t sum, uint16_t factor)
+static int16_t score_key(int32_t offset, const struct an_sketch_scale *scale, uint32_t sum,
+                         uint16_t factor)
 {
-    int32_t d = ((int32_t)sum - query->offset) * (1 << query->shift);
-    int32_t t = multiply_high(multiply_high(d, query->gain), factor);
-    for (uint32_t i = 0; i < query->doublings; ++i) {
+    int32_t d = ((int32_t)sum - offset) * (1 << scale->shift);
+    int32_t t = multiply_high(multiply_high(d, scale->gain), factor);
+    for (uint32_t i = 0; i < scale->doublings; ++i) {
         t = clamp(2 * t, INT16_MAX);
     }
-    return (int16_t)(query->clamped ? clamp(t, AN_SKETCH_SCORE_MAX) : t);
+    return (int16_t)(scale->clamped ? clamp(t, AN_SKETCH_SCORE_MAX) : t);
 }
 
 /* 2^(t/128), the bits of a bf16; 0 below its range. */
@@ -155,7 +156,7 @@ static void scan(const struct an_sketch_shape *shape, const uint8_t *stream, uin
             memcpy(&factor, block + shape->planes * AN_SKETCH_BLOCK + 2 * key, sizeof(factor));
             uint32_t lane = key < 32 ? 2 * key : 2 * key - 63;
             uint32_t sum = sum_entries(shape, block, lane, queries[h].tables);
-            int16_t t = score_key(&queries[h], sum, factor);
+            int16_t t = score_key(queries[h].offset, &scores[h].scale, sum, factor);
             scores[h].scores[i - first] = t;
             scores[h].sum += power_of_two(t);
         }

@@ -84,14 +84,15 @@ PP_INLINE void add_nibbles(const uint32_t H, const uint8_t *plane,
 }
 
 /* D of a query to t: sixteen keys. */
-PP_INLINE __m256i score_some(const struct an_sketch_query *query, __m256i sums, __m256i factors)
+PP_INLINE __m256i score_some(int32_t offset, const struct an_sketch_scale *scale, __m256i sums,
+                             __m256i factors)
 {
-    __m256i d = _mm256_sub_epi16(sums, _mm256_set1_epi16((short)query->offset));
-    d = _mm256_sll_epi16(d, _mm_cvtsi32_si128(query->shift));
-    __m256i t = _mm256_mulhrs_epi16(d, _mm256_set1_epi16(query->gain));
+    __m256i d = _mm256_sub_epi16(sums, _mm256_set1_epi16((short)offset));
+    d = _mm256_sll_epi16(d, _mm_cvtsi32_si128(scale->shift));
+    __m256i t = _mm256_mulhrs_epi16(d, _mm256_set1_epi16(scale->gain));
     t = _mm256_mulhrs_epi16(t, factors);
-    if (__builtin_expect(query->clamped, 0)) {
-        for (uint32_t i = 0; i < query->doublings; ++i) {
+    if (__builtin_expect(scale->clamped, 0)) {
+        for (uint32_t i = 0; i < scale->doublings; ++i) {
             t = _mm256_adds_epi16(t, t);
         }
         t = _mm256_min_epi16(t, _mm256_set1_epi16(AN_SKETCH_SCORE_MAX));
@@ -141,7 +142,8 @@ PP_INLINE void score_half(const uint32_t H, const struct an_sketch_query *querie
         PP_UNROLL for (uint32_t h = 0; h < H; ++h)
         {
             __m256i even = _mm256_sub_epi16(counts->raw[h], _mm256_slli_epi16(counts->odd[h], 8));
-            __m256i t = score_some(&queries[h], i == 0 ? even : counts->odd[h], factors);
+            __m256i t = score_some(queries[h].offset, &scores[h].scale,
+                                   i == 0 ? even : counts->odd[h], factors);
             powers[h] = add_powers(powers[h], _mm256_and_si256(_mm256_add_epi16(t, one), valid));
             t = _mm256_blendv_epi8(none, t, valid);
             _mm256_storeu_si256((__m256i *)(void *)(scores[h].scores + at + 32 * i), t);

@@ -55,7 +55,7 @@ static void fill_random(void *out, uint64_t bytes, uint64_t seed)
     }
 }
 
-static void make_query(const struct an_sketch_shape *shape, float size, float unit, uint64_t seed,
+static void make_query(const struct an_sketch_shape *shape, float size, uint64_t seed,
                        struct an_sketch_query *query)
 {
     struct pp_rng rng = {.seed = seed};
@@ -64,7 +64,6 @@ static void make_query(const struct an_sketch_shape *shape, float size, float un
         r[i] = size * (float)pp_rng_normal(&rng);
     }
     an_sketch_tables_make(shape, r, query);
-    an_sketch_query_scale(query, unit);
 }
 
 static void check_scan(const struct an_sketch_kernels *kernels, const struct an_sketch_shape *shape,
@@ -83,7 +82,8 @@ static void check_scan(const struct an_sketch_kernels *kernels, const struct an_
         }
     }
     for (uint32_t h = 0; h < heads; ++h) {
-        make_query(shape, 1.0f + (float)h, unit, 77 + h, &queries[h]);
+        make_query(shape, 1.0f + (float)h, 77 + h, &queries[h]);
+        scores[0][h].scale = scores[1][h].scale = an_sketch_scale_of(&queries[h], unit);
         scores[0][h].scores = memory + (uint64_t)h * ROWS;
         scores[1][h].scores = memory + (uint64_t)(heads + h) * ROWS;
     }
@@ -356,7 +356,7 @@ static void scores_follow_the_keys(void **state)
             int16_t t[64];
             struct an_sketch_scores scores = {.scores = t};
             an_sketch_tables_make(shape, lane, &query);
-            an_sketch_query_scale(&query, 0.1f * largest);
+            scores.scale = an_sketch_scale_of(&query, 0.1f * largest);
             kernels->scan(shape, block, 0, 64, &query, 1, &scores);
             for (uint32_t key = 0; key < 64; ++key) {
                 double truth = 0.0;

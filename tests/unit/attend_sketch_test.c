@@ -75,6 +75,51 @@ static void a_sketch_part_answers_alike_at_any_number_of_threads(void **state)
     assert_true(off > 0.0 && off < 4.0 * published);
 }
 
+/* One long kv head, whose sample the threads make together. */
+static void one_long_head_is_answered_alike_at_any_number_of_threads(void **state)
+{
+    (void)state;
+    enum { HELD = 24000, BATCH = 1000, VALUES = 4 * 32 };
+    static const uint32_t threads[] = {1, 2, 5};
+    static const struct shape shape = {
+        .layers = 1,
+        .q_heads = 4,
+        .kv_heads = 1,
+        .dim = 32,
+        .dtype = PP_BF16,
+        .estimator = {.kind = PP_SKETCH, .bits = 2, .rows_share = 0.02f}};
+    float q[VALUES], o[3][VALUES], var[3][4];
+    uint32_t keys_read[3];
+    struct pp_rng rng = {.seed = 12};
+    for (uint32_t i = 0; i < VALUES; i++) {
+        q[i] = (float)pp_rng_normal(&rng);
+    }
+    for (uint32_t t = 0; t < 3; t++) {
+        struct fixture fixture = {.now_us = 1};
+        struct an_exec_config config = fixture_config(&fixture);
+        struct an_attend_item item;
+        config.threads = threads[t];
+        fixture_start(&fixture, &config);
+        uint64_t handle = fixture_open(&fixture, &shape, 1);
+        for (uint32_t at = 0; at < HELD; at += BATCH) {
+            assert_int_equal(fixture_append(&fixture, handle, 1, &shape, 0, at, BATCH, 3, false),
+                             PP_OK);
+        }
+        assert_int_equal(
+            fixture_attend(&fixture, handle, 1, 0, HELD, 1, q, 4, 32, PP_SKETCH, &item), PP_OK);
+        memcpy(o[t], item.o, sizeof(o[t]));
+        memcpy(var[t], item.var, sizeof(var[t]));
+        keys_read[t] = item.keys_read[0];
+        (void)fixture_close(&fixture, handle);
+        fixture_expect_empty(&fixture);
+        fixture_stop(&fixture);
+        assert_true(keys_read[t] > HELD / 100 && keys_read[t] < HELD / 10);
+        assert_int_equal(keys_read[t], keys_read[0]);
+        assert_memory_equal(o[t], o[0], sizeof(o[0]));
+        assert_memory_equal(var[t], var[0], sizeof(var[0]));
+    }
+}
+
 /* Opens the part with `own` for its layers 1 and 2. */
 static enum pp_status open_layers(struct fixture *fixture, const struct pp_layer_estimator own[2])
 {
@@ -339,6 +384,7 @@ int main(void)
         cmocka_unit_test(a_q_row_among_many_is_answered_as_if_alone),
         cmocka_unit_test(a_balance_serves_a_layer_its_merges_and_forks_and_never_changes),
         cmocka_unit_test(a_balance_that_is_none_is_refused),
+        cmocka_unit_test(one_long_head_is_answered_alike_at_any_number_of_threads),
         cmocka_unit_test(layers_keep_to_bits_and_budgets_of_their_own),
         cmocka_unit_test(a_sketch_part_answers_alike_at_any_number_of_threads),
     };
