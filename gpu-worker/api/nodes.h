@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 #include "common/base/status.h"
-#include "gpu-worker/remote/membership.h"
+#include "gpu-worker/membership/membership.h"
 #include "gpu-worker/remote/remote.h"
 
 /* "name=host:port,..." or "host:port,..." to addresses; host is a name, an IPv4 address or an IPv6

@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "gpu-worker/remote/membership.h"
+#include "gpu-worker/membership/membership.h"
 
 #define PERIOD_US 1000000u
 #define LIMIT_US  60000000ull

@@ -1,15 +1,15 @@
 /*
  * What the sources of a membership share. It refuses to be included from outside the folder.
  */
-#ifndef PIGPEN_GPU_WORKER_REMOTE_MEMBERSHIP_INTERNAL_H
-#define PIGPEN_GPU_WORKER_REMOTE_MEMBERSHIP_INTERNAL_H
+#ifndef PIGPEN_GPU_WORKER_MEMBERSHIP_INTERNAL_H
+#define PIGPEN_GPU_WORKER_MEMBERSHIP_INTERNAL_H
 
 #include <pthread.h>
 #include <sys/stat.h>
 
 #include "common/etcd/etcd.h"
 #include "common/run/thread.h"
-#include "gpu-worker/remote/membership.h"
+#include "gpu-worker/membership/membership.h"
 
 #define GW_PROBLEM_BYTES 400u
 

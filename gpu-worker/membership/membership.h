@@ -8,13 +8,13 @@
  * Threads: new and destroy while no thread polls the transport; tick on the thread that does; take
  * and problem on any thread.
  */
-#ifndef PIGPEN_GPU_WORKER_REMOTE_MEMBERSHIP_H
-#define PIGPEN_GPU_WORKER_REMOTE_MEMBERSHIP_H
+#ifndef PIGPEN_GPU_WORKER_MEMBERSHIP_MEMBERSHIP_H
+#define PIGPEN_GPU_WORKER_MEMBERSHIP_MEMBERSHIP_H
 
 #include "common/base/clock.h"
 #include "common/base/stat.h"
 #include "common/rpc/transport.h"
-#include "gpu-worker/remote/members.h"
+#include "gpu-worker/membership/members.h"
 
 enum gw_membership_kind {
     GW_MEMBERSHIP_STATIC, /* "a=host:port,b=host:port" */

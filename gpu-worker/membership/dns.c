@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "gpu-worker/remote/membership_internal.h"
+#include "gpu-worker/membership/internal.h"
 
 #define DNS_PERIOD_US 5000000u
 /* The thread looks whether it is to end so often. */

@@ -1,7 +1,7 @@
 /*
  * Lists of nodes from text. See members.h. It refuses to know where lists come from.
  */
-#include "gpu-worker/remote/members.h"
+#include "gpu-worker/membership/members.h"
 
 #include <stdio.h>
 #include <string.h>

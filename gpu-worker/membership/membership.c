@@ -2,14 +2,14 @@
  * A membership as a whole: which source, its life, and the list that it published last. See
  * membership.h. It refuses to know parts and sequences.
  */
-#include "gpu-worker/remote/membership.h"
+#include "gpu-worker/membership/membership.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/log.h"
-#include "gpu-worker/remote/membership_internal.h"
+#include "gpu-worker/membership/internal.h"
 
 #define FILE_PERIOD_US 1000000u
 #define ETCD_LOOK_US   50000u

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "common/base/log.h"
-#include "gpu-worker/remote/membership_internal.h"
+#include "gpu-worker/membership/internal.h"
 
 static void entries_changed(void *context, const struct pp_etcd_entry *entries, uint32_t count)
 {

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "gpu-worker/remote/membership_internal.h"
+#include "gpu-worker/membership/internal.h"
 
 #define FILE_BYTES_MAX 65536u
 #define SETTLED_S      2

@@ -2,8 +2,8 @@
  * A list of nodes by name and address: parsed, checked, compared. It refuses to know where lists
  * come from. Pure, any thread.
  */
-#ifndef PIGPEN_GPU_WORKER_REMOTE_MEMBERS_H
-#define PIGPEN_GPU_WORKER_REMOTE_MEMBERS_H
+#ifndef PIGPEN_GPU_WORKER_MEMBERSHIP_MEMBERS_H
+#define PIGPEN_GPU_WORKER_MEMBERSHIP_MEMBERS_H
 
 #include <stdbool.h>
 #include <stddef.h>
