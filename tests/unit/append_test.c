@@ -432,6 +432,42 @@ static void rows_are_read_back_through_attention_with_one_hot_queries(void **sta
     }
 }
 
+/* The same of K: one-hot V makes the weights of the tokens the answer, and ln of their ratios is
+ * the difference of the codes that the one-hot query picked. */
+static void keys_are_read_back_through_the_weights_of_one_hot_queries(void **state)
+{
+    (void)state;
+    enum { TOKENS = 5 };
+    float k[TOKENS][3][5], v[TOKENS][3][5] = {{{0}}};
+    for (int t = 0; t < TOKENS; t++) {
+        for (int h = 0; h < 3; h++) {
+            v[t][h][t] = 1.0f;
+            for (int d = 0; d < 5; d++) {
+                k[t][h][d] = (float)(t * t + 7 * h * t + 3 * d * t);
+            }
+        }
+    }
+    fixture.job.append = append_args(handle, 1, &small, 0, TOKENS, k, v);
+    assert_int_equal(fixture_run(&fixture, AN_JOB_APPEND), PP_OK);
+    const float step = 0.05f; /* of a score, for a step of the code */
+    for (int d = 0; d < 5; d++) {
+        float q[3][5] = {{0}};
+        for (int h = 0; h < 3; h++) {
+            q[h][d] = step * sqrtf(5.0f);
+        }
+        struct an_attend_item item;
+        assert_int_equal(
+            fixture_attend(&fixture, handle, 1, 0, TOKENS, 1, q[0], 3, 5, PP_EXACT, &item), PP_OK);
+        for (int h = 0; h < 3; h++) {
+            const float *weights = item.o + 5 * h;
+            for (int t = 0; t < TOKENS; t++) {
+                float code = logf(weights[t] / weights[0]) / step;
+                assert_true(fabsf(code - (k[t][h][d] - k[0][h][d])) < 0.01f);
+            }
+        }
+    }
+}
+
 static void open_refuses_shapes_that_cannot_be(void **state)
 {
     (void)state;
@@ -518,6 +554,7 @@ int main(void)
         RULE(stale_generation_and_unknown_handle_are_told_apart),
         RULE(rows_come_back_as_they_were_sent_across_seals),
         RULE(rows_are_read_back_through_attention_with_one_hot_queries),
+        RULE(keys_are_read_back_through_the_weights_of_one_hot_queries),
         RULE(open_refuses_shapes_that_cannot_be),
         RULE(open_again_gives_the_same_handle_and_other_parameters_are_refused),
     };

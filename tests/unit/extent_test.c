@@ -166,6 +166,28 @@ static void rows_past_2_and_4_gib_are_rows_of_their_own(void **state)
     node_deinit(&node);
 }
 
+/* The largest indexes there are: of one kv head a few dozen MiB, of 64 past 4 GiB. */
+static void indexes_of_64_kv_heads_pass_4_gib_and_are_counted_whole(void **state)
+{
+    (void)state;
+    struct node node;
+    node_init(&node, 1ull << 30, 1, 64);
+    const struct pp_estimator largest = {
+        .kind = PP_LSH, .k = PP_LSH_K_MAX, .l = PP_LSH_L_MAX, .t = 2};
+    struct an_params *params[2];
+    assert_int_equal(an_params_new(&node.store, &largest, 1, 1, 256, PP_BF16, &params[0]), PP_OK);
+    assert_int_equal(an_params_new(&node.store, &largest, 1, 64, 256, PP_BF16, &params[1]), PP_OK);
+    uint64_t one = an_params_index_bytes(params[0], PP_SEGMENT_TOKENS_MAX);
+    uint64_t ids = 2ull * PP_LSH_L_MAX * PP_SEGMENT_TOKENS_MAX;
+    uint64_t offsets = 2ull * PP_LSH_L_MAX << PP_LSH_K_MAX;
+    assert_true(one >= ids + offsets && one < ids + offsets + (1u << 20));
+    assert_true(an_params_index_bytes(params[1], PP_SEGMENT_TOKENS_MAX) == 64 * one);
+    assert_true(64 * one > 8ull << 30);
+    an_params_release(params[0]);
+    an_params_release(params[1]);
+    node_deinit(&node);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -176,6 +198,7 @@ int main(void)
             bulk_rows_are_committed_by_whole_huge_pages_and_settling_gives_the_rest_back),
         cmocka_unit_test(the_last_reference_frees_the_rows),
         cmocka_unit_test(rows_past_2_and_4_gib_are_rows_of_their_own),
+        cmocka_unit_test(indexes_of_64_kv_heads_pass_4_gib_and_are_counted_whole),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
