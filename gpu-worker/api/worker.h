@@ -17,9 +17,9 @@
 #include "common/base/status.h"
 #include "common/rpc/security.h"
 #include "gpu-worker/engine/engine.h"
+#include "gpu-worker/membership/membership.h"
 #include "gpu-worker/model/gguf.h"
 #include "gpu-worker/model/tokenizer.h"
-#include "gpu-worker/membership/membership.h"
 #include "gpu-worker/remote/remote.h"
 
 struct gw_worker_options {
