@@ -13,7 +13,7 @@
 #include "attn-node/index/sketch.h"
 
 /* Rows of a run, from a view's first block on: a share of the work that pays for a hand-over. */
-#define AN_SKETCH_RUN_ROWS 8192u
+#define AN_SKETCH_RUN_ROWS 16384u
 
 struct an_sketch_run {
     const struct an_index_view *view;

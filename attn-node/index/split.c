@@ -9,8 +9,8 @@
 #include "common/base/assert.h"
 #include "common/run/team.h"
 
-/* Fewer rows take less time than handing them over saves. */
-#define ROWS_MIN 16384u
+/* Fewer rows are too few runs to hand over. */
+#define ROWS_MIN (2 * AN_SKETCH_RUN_ROWS)
 /* Threads that would be idle for more than this share of the time are given something to do. */
 #define UNEVEN 1.1
 /* Samples below this part of a thread's share even out by themselves. */

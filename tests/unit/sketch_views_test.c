@@ -123,7 +123,7 @@ static void cuts_of_a_segment_are_sampled_as_the_whole(void **state)
     bed_deinit(&bed);
 }
 
-enum { LONG_ROWS = 20000, LONG_SEEDS = 3 };
+enum { LONG_ROWS = 40000, LONG_SEEDS = 3 };
 
 /* What samples of one long view and a short one of the same segment came to. */
 struct outcome {
@@ -134,7 +134,7 @@ struct outcome {
 static void lay_views(const struct bed *bed, struct outcome *outcome,
                       struct an_index_view views[LONG_SEEDS][2])
 {
-    static const uint32_t cuts[] = {70, 17000, LONG_ROWS};
+    static const uint32_t cuts[] = {70, 35000, LONG_ROWS};
     memset(outcome, 0, sizeof(*outcome));
     for (uint32_t seed = 0; seed < LONG_SEEDS; ++seed) {
         for (uint32_t i = 0; i < 2; ++i) {
