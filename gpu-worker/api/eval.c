@@ -16,7 +16,7 @@
 #include "gpu-worker/api/tuning.h"
 #include "gpu-worker/api/worker.h"
 
-#define EVAL_OPTIONS_MAX (GW_WORKER_OPTIONS_MAX + 8u)
+#define EVAL_OPTIONS_MAX (GW_WORKER_OPTIONS_MAX + 9u)
 
 struct eval {
     struct gw_worker_options worker_options;
@@ -25,7 +25,8 @@ struct eval {
     const char *estimators_text;
     uint64_t seed;
     const char *json_path;
-    const char *dump_path;
+    const char *dump_path, *decoded_path;
+    FILE *decoded; /* NULL: not asked for */
     bool compare;
 
     struct gw_worker worker;
@@ -71,6 +72,14 @@ static size_t eval_output_options(struct eval *eval, struct pp_option *table_out
          .value_name = "PATH",
          .help = "Write the exact reference's logits: f32, little-endian, [tokens][vocabulary]. "
                  "--json then also carries the ids of the text."},
+        {.name = "dump-decoded",
+         .kind = PP_OPTION_TEXT,
+         .target = &eval->decoded_path,
+         .group = "Output",
+         .default_text = "",
+         .value_name = "PATH",
+         .help = "Write the logits of every estimator's steps, each as it comes: f32, "
+                 "little-endian, [estimators][tokens][vocabulary]."},
         {.name = "quiet",
          .kind = PP_OPTION_BOOL,
          .target = &eval->worker_options.quiet,
@@ -190,6 +199,21 @@ static enum pp_status eval_check(void *context)
     return gw_worker_options_check(&eval->worker_options, stderr);
 }
 
+/* Opened once: what reads a pipe must not see it end in between. */
+static enum pp_status eval_open_decoded(struct eval *eval)
+{
+    if (eval->decoded_path[0] == '\0') {
+        return PP_OK;
+    }
+    eval->decoded = fopen(eval->decoded_path, "wb");
+    if (eval->decoded == NULL) {
+        fprintf(stderr, "--dump-decoded: cannot write %s: %s\n", eval->decoded_path,
+                strerror(errno));
+        return PP_IO;
+    }
+    return PP_OK;
+}
+
 /* What can fail at once comes before what takes its time. */
 static enum pp_status eval_open(struct eval *eval)
 {
@@ -197,11 +221,13 @@ static enum pp_status eval_open(struct eval *eval)
     size_t bytes;
     PP_TRY(gw_statistics_check("--json", eval->json_path, stderr));
     PP_TRY(gw_statistics_check("--dump-logits", eval->dump_path, stderr));
+    PP_TRY(eval_open_decoded(eval));
     PP_TRY(gw_file_read(eval->text_path, stderr, &text, &bytes));
     enum pp_status status = gw_worker_open(&eval->worker, &eval->worker_options, stderr);
     if (status == PP_OK) {
         status = gw_eval_text_init(&eval->worker, eval->text_path, text, bytes, eval->tokens,
                                    stderr, &eval->text);
+        eval->text.decoded = eval->decoded;
     }
     for (uint32_t i = 0; i < eval->estimator_count && status == PP_OK; i++) {
         status = gw_estimators_check("--estimators", &eval->estimators[i].estimators,
@@ -360,6 +386,10 @@ static enum pp_status eval_estimator(struct eval *eval, uint32_t index)
     if (status == PP_CANCELLED) {
         return status;
     }
+    if (eval->decoded != NULL && ferror(eval->decoded) != 0) {
+        fprintf(stderr, "cannot write %s\n", eval->decoded_path);
+        return status;
+    }
     if (status != PP_OK) {
         gw_worker_explain(stderr, estimator->text, status, eval->sequence);
         return status;
@@ -392,6 +422,9 @@ static void eval_close(void *context)
     gw_sequence_close(eval->sequence);
     gw_eval_text_free(&eval->text);
     gw_worker_close(&eval->worker);
+    if (eval->decoded != NULL) {
+        fclose(eval->decoded); /* every row was flushed */
+    }
 }
 
 int gw_eval_main(int argc, char **argv)

@@ -91,6 +91,14 @@ enum pp_status gw_eval_text_tune(float error, struct gw_sequence *sequence,
     return status;
 }
 
+static enum pp_status eval_text_keep(const struct gw_eval_text *text)
+{
+    bool failed = text->decoded != NULL &&
+                  (fwrite(text->logits, sizeof(float), text->vocab, text->decoded) != text->vocab ||
+                   fflush(text->decoded) != 0);
+    return failed ? PP_IO : PP_OK;
+}
+
 /* Steps over the measured tokens, fed with the text. */
 static enum pp_status eval_text_steps(struct gw_eval_text *text, struct gw_sequence *sequence,
                                       struct gw_progress *progress, struct gw_eval_run *run)
@@ -106,6 +114,7 @@ static enum pp_status eval_text_steps(struct gw_eval_text *text, struct gw_seque
         gw_step_stats_add(&run->steps, &step);
         PP_TRY(gw_eval_score_add(&run->score, text->reference + i * text->vocab, text->logits,
                                  text->vocab, text->ids[first + i + 1]));
+        PP_TRY(eval_text_keep(text));
         if (progress != NULL) {
             gw_progress_show(progress, "decode", i + 1, text->tokens);
         }

@@ -26,6 +26,7 @@ struct gw_eval_text {
     float *reference; /* [tokens][vocab] */
     bool has_reference;
     float *logits; /* [vocab] */
+    FILE *decoded; /* borrowed; each step's logits go there as they come. NULL: nowhere */
 };
 
 /* One estimator's run. */
@@ -52,7 +53,7 @@ PP_MUST_USE enum pp_status gw_eval_text_tune(float error, struct gw_sequence *se
                                              struct gw_progress *progress);
 
 /* Goes back to before the measured tokens, decodes them fed with the text, and scores each step
- * against the reference. */
+ * against the reference. PP_IO: `decoded` takes no more. */
 PP_MUST_USE enum pp_status gw_eval_text_run(struct gw_eval_text *text, struct gw_sequence *sequence,
                                             struct gw_progress *progress,
                                             struct gw_eval_run *run_out);

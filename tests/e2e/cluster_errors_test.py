@@ -105,11 +105,17 @@ class ClusterErrorsTest(unittest.TestCase):
                 (("eval", "--text", binary.name), f"{binary.name} cannot be encoded"),
                 (("eval", "--text", str(TEXT), "--dump-logits=/no/file"),
                  "--dump-logits: cannot write /no/file: No such file or directory"),
+                (("eval", "--text", str(TEXT), "--dump-decoded=/no/file"),
+                 "--dump-decoded: cannot write /no/file: No such file or directory"),
             )
             for arguments, line in cases:
                 done = worker(*arguments)
                 self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
                 self.assertIn(line, done.stderr)
+        done = worker("eval", "--text", str(TEXT), "--context=64", "--tokens=1", "--quiet",
+                      "--dump-decoded=/dev/full")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("cannot write /dev/full\n", done.stderr)
 
     def test_figures_that_cannot_be_written_are_told_instead(self):
         done = worker("generate", "--prompt=Hello", "--max-tokens=2", "--quiet", "--json=/dev/full")

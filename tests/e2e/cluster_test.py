@@ -1,5 +1,6 @@
 """A worker over two nodes from the outside: the same text as the worker alone, errors that are clear
 and quick, and the quality of lsh on a long text. PIGPEN_BUILD names the build folder."""
+import array
 import json
 import os
 import pathlib
@@ -54,14 +55,19 @@ class ClusterTest(unittest.TestCase):
                 self.assertGreater(tokens, 0, f"{name} holds nothing ({shard})")
 
     def test_exact_logits_over_two_nodes_equal_the_workers_own(self):
-        out = self.path / "eval.json"
+        out, own, decoded = (self.path / name for name in ("eval.json", "own", "decoded"))
         with node_process.Node(NODE, *OPTIONS) as one, node_process.Node(NODE, *OPTIONS) as two:
             done = worker("eval", "--text", str(self.short), "--tokens=64", "--kv-dtype=f32",
-                          "--estimators=exact", "--json", str(out), nodes_option((one, two)))
+                          "--estimators=exact", "--json", str(out), "--dump-logits", str(own),
+                          "--dump-decoded", str(decoded), nodes_option((one, two)))
         self.assertEqual(done.returncode, 0, done.stderr)
         entry = json.loads(out.read_text())
         self.assertLess(entry["logit_error_max"], 1e-3)
         self.assertEqual(entry["top1_agreement"], 1.0)
+        own, decoded = (array.array("f", path.read_bytes()) for path in (own, decoded))
+        self.assertEqual(len(own), len(decoded))
+        apart = max(abs(a - b) for a, b in zip(own, decoded))
+        self.assertAlmostEqual(apart, entry["logit_error_max"], delta=1e-6)
         print(f"logit_error_max {entry['logit_error_max']:.2e}")
 
     def test_indexes_from_the_workers_signatures_give_the_same_bits(self):
