@@ -1,8 +1,8 @@
 /*
- * A node that joins a busy cluster: sixty sequences grow and are attended over three nodes while a
- * fourth joins. Every node holds its share of each sequence; new ones go to the fourth too; what
- * lives stays on the nodes where it was opened, and all of it is attended exactly, until nothing is
- * left. By the simulator's nodes and network, without a fault.
+ * Clusters of the simulator where one thing happens to many sequences: a node joins while sixty of
+ * them grow and are attended, a node stands still for half a minute in the middle of an attend.
+ * Every node holds its share, what lives stays where it was opened unless its node is lost, and
+ * every answer is exact.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -44,6 +44,7 @@ struct cluster {
     struct pp_rng rng;
     struct member members[SEQUENCES];
     uint32_t count;
+    float q[Q_HEADS * DIM]; /* of the attend at hand */
 };
 
 static void grow(struct cluster *cluster, struct member *member, uint32_t count)
@@ -57,7 +58,7 @@ static void grow(struct cluster *cluster, struct member *member, uint32_t count)
     member->tokens += count;
 }
 
-static void open_next(struct cluster *cluster)
+static struct member *open_next(struct cluster *cluster)
 {
     struct member *member = &cluster->members[cluster->count++];
     const struct gw_remote_sequence_config config = {.shape = shape,
@@ -76,18 +77,26 @@ static void open_next(struct cluster *cluster)
         member->handles[i] = member->sequence->parts[i]->handle;
     }
     grow(cluster, member, EXPECTED);
+    return member;
+}
+
+static void begin(struct cluster *cluster, struct member *member)
+{
+    for (uint32_t i = 0; i < Q_HEADS * DIM; i++) {
+        cluster->q[i] = (float)pp_rng_normal(&cluster->rng);
+    }
+    const struct gw_remote_attend attend = {
+        .held_tokens = gw_remote_held(member->sequence, 0), .q_rows = 1, .q = cluster->q};
+    assert_int_equal(gw_remote_attend_begin(member->sequence, &attend), PP_OK);
 }
 
 static void expect_exact(struct cluster *cluster, struct member *member)
 {
-    float q[Q_HEADS * DIM], o[Q_HEADS * DIM], lse[Q_HEADS];
+    float o[Q_HEADS * DIM], lse[Q_HEADS];
+    const float *q = cluster->q;
     uint64_t held = gw_remote_held(member->sequence, 0);
-    for (uint32_t i = 0; i < Q_HEADS * DIM; i++) {
-        q[i] = (float)pp_rng_normal(&cluster->rng);
-    }
-    const struct gw_remote_attend attend = {.held_tokens = held, .q_rows = 1, .q = q};
     struct gw_remote_answer answer = {.o = o, .lse = lse};
-    assert_int_equal(gw_remote_attend_begin(member->sequence, &attend), PP_OK);
+    begin(cluster, member);
     assert_int_equal(gw_remote_attend_wait(member->sequence, &answer), PP_OK);
     for (uint32_t head = 0; head < Q_HEADS; head++) {
         double wanted[DIM];
@@ -150,12 +159,13 @@ static struct an_exec_usage usage_of(const struct cluster *cluster, uint32_t nod
 
 static void close_all(struct cluster *cluster)
 {
-    for (uint32_t i = 0; i < SEQUENCES; i++) {
+    for (uint32_t i = 0; i < cluster->count; i++) {
         gw_remote_sequence_close(cluster->members[i].sequence);
         reference_deinit(&cluster->members[i].reference);
     }
-    sim_world_wait(&cluster->world, 1000000);
-    for (uint32_t node = 0; node < NODES; node++) {
+    /* What a lost node holds is freed by its lease. */
+    sim_world_wait(&cluster->world, SIM_LEASE_US + 5000000);
+    for (uint32_t node = 0; node < cluster->world.config.node_count; node++) {
         assert_int_equal(usage_of(cluster, node).parts, 0);
         assert_int_equal(usage_of(cluster, node).kv_bytes, 0);
     }
@@ -205,11 +215,95 @@ static void a_fourth_node_that_joins_under_load_gets_new_runs_and_no_live_one(vo
     sim_world_deinit(&cluster.world);
 }
 
+/* After a loss: on the nodes that are left, and handed over again what went with the other. */
+static void recover(struct member *member)
+{
+    assert_int_equal(gw_remote_recover(member->sequence), PP_OK);
+    uint64_t from = gw_remote_lacking(member->sequence, 0).begin;
+    assert_true(from < member->tokens);
+    uint64_t at = reference_wire(&member->reference, 0, from);
+    assert_int_equal(gw_remote_append(member->sequence, 0, from, (uint32_t)(member->tokens - from),
+                                      member->reference.wire_k + at, member->reference.wire_v + at,
+                                      true),
+                     PP_OK);
+    assert_int_equal(gw_remote_flush(member->sequence), PP_OK);
+}
+
+/* Stands still for so long while an attend is on its way: nobody waits for it longer than the
+ * deadline, and what it says of that attend when it goes on counts for nothing. The shorter time
+ * leaves its connections whole, the longer one breaks them. */
+static void stop_node(struct cluster *cluster, uint64_t still_us)
+{
+    struct sim_world *world = &cluster->world;
+    struct pp_transport *stopped = world->nodes[0].transport;
+    float o[Q_HEADS * DIM], lse[Q_HEADS];
+    struct gw_remote_answer answer = {.o = o, .lse = lse};
+    struct member *asked = &cluster->members[0];
+    uint64_t stopped_us = pp_sim_net_now_us(world->net);
+    begin(cluster, asked);
+    pp_sim_pause(stopped, true);
+    assert_int_not_equal(gw_remote_attend_wait(asked->sequence, &answer), PP_OK);
+    assert_true(pp_sim_net_now_us(world->net) - stopped_us < 2000000);
+    assert_non_null(strstr(gw_remote_error(asked->sequence), "node node-0"));
+    recover(asked);
+    expect_exact(cluster, asked);
+    /* Others that lay there fall back as well, whenever they are asked. */
+    for (uint32_t i = 1; i < cluster->count; i++) {
+        struct member *member = &cluster->members[i];
+        begin(cluster, member);
+        assert_int_not_equal(gw_remote_attend_wait(member->sequence, &answer), PP_OK);
+        recover(member);
+        expect_exact(cluster, member);
+    }
+    assert_int_equal(gw_remote_nodes_in_use(world->remote), world->config.node_count - 1);
+    sim_world_wait(world, still_us - (pp_sim_net_now_us(world->net) - stopped_us));
+    pp_sim_pause(stopped, false);
+    while (gw_remote_nodes_in_use(world->remote) < world->config.node_count) {
+        sim_world_wait(world, 100000);
+    }
+}
+
+static void a_node_that_stands_still_in_an_attend_is_left_and_used_again(void **state)
+{
+    (void)state;
+    static struct cluster cluster;
+    const struct sim_world_config config = {
+        .net = {.seed = 43, .delay_us_min = 10, .delay_us_max = 200},
+        .node_count = 3,
+        .listed_count = 3,
+        .shard = GW_SHARD_TOKENS,
+        .replicas = 1,
+        .seal_tokens = 64};
+    static const uint64_t still_us[] = {6000000, 30000000};
+    for (uint32_t i = 0; i < 2; i++) {
+        memset(&cluster, 0, sizeof(cluster));
+        cluster.rng.seed = 43;
+        sim_world_init(&cluster.world, &config);
+        assert_int_equal(gw_remote_ready(cluster.world.remote, 1000000, NULL, NULL), PP_OK);
+        while (cluster.count < 3) {
+            assert_int_equal(gw_remote_flush(open_next(&cluster)->sequence), PP_OK);
+        }
+        stop_node(&cluster, still_us[i]);
+        for (uint32_t j = 0; j < 3; j++) {
+            grow(&cluster, &cluster.members[j], 10);
+            assert_int_equal(gw_remote_flush(cluster.members[j].sequence), PP_OK);
+            expect_exact(&cluster, &cluster.members[j]);
+        }
+        struct member *newest = open_next(&cluster); /* over all three again */
+        assert_int_equal(gw_remote_flush(newest->sequence), PP_OK);
+        expect_shares(newest, 3);
+        expect_exact(&cluster, newest);
+        close_all(&cluster);
+        sim_world_deinit(&cluster.world);
+    }
+}
+
 int main(void)
 {
     pp_log_configure(PP_LOG_OFF, PP_LOG_TEXT);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_fourth_node_that_joins_under_load_gets_new_runs_and_no_live_one),
+        cmocka_unit_test(a_node_that_stands_still_in_an_attend_is_left_and_used_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
