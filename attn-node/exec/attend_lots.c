@@ -54,12 +54,15 @@ static struct an_index_draw draw_of(const struct an_attend *attend, const struct
     const struct an_task *task = &attend->tasks[unit->task];
     uint32_t lane = piece->lane_begin - task->lane_begin;
     uint32_t row = task->row_begin + lane / task->group % task->row_count;
-    uint64_t id[2];
-    memcpy(id, task->part->spec.part_id, sizeof(id));
+    const struct an_part_spec *spec = &task->part->spec;
+    uint64_t key[2] = {spec->draw_key, 0};
+    if (spec->draw_key == 0) {
+        memcpy(key, spec->part_id, sizeof(key));
+    }
     uint64_t seed = task->item->seed_count > 0 ? task->item->seeds[row] : 0;
-    seed = pp_rng_at(pp_rng_at(seed, id[0]), id[1]);
+    seed = pp_rng_at(pp_rng_at(seed, key[0]), key[1]);
     uint64_t layer = (uint64_t)(task->layer - task->part->layers);
-    uint64_t head = task->part->spec.kv_head_begin + unit->kv_head;
+    uint64_t head = spec->kv_head_begin + unit->kv_head;
     return (struct an_index_draw){.seed = pp_rng_at(seed, layer << 32 | head),
                                   .first = piece->view.first};
 }

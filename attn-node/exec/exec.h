@@ -55,6 +55,7 @@ struct an_open_args {
     uint64_t token_begin;
     struct pp_estimator estimator;
     uint64_t hash_seed;
+    uint64_t draw_key; /* 0: the part id */
     const uint32_t *dense_layers;
     uint32_t dense_layer_count;
     const struct pp_layer_estimator *layer_estimators; /* in place of `estimator` */

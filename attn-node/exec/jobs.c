@@ -17,6 +17,7 @@ static void open_spec(const struct an_open_args *args, struct an_part_spec *spec
         .token_begin = args->token_begin,
         .estimator = args->estimator,
         .hash_seed = args->hash_seed,
+        .draw_key = args->draw_key,
     };
     memcpy(spec.sequence_id, args->sequence_id, PP_ID_BYTES);
     memcpy(spec.part_id, args->part_id, PP_ID_BYTES);

@@ -232,7 +232,7 @@ enum pp_status an_part_matches(const struct an_part *part, const struct an_part_
     bool same = memcmp(own->sequence_id, spec->sequence_id, PP_ID_BYTES) == 0 &&
                 own->kv_head_begin == spec->kv_head_begin &&
                 own->kv_head_count == spec->kv_head_count &&
-                own->token_begin == spec->token_begin &&
+                own->token_begin == spec->token_begin && own->draw_key == spec->draw_key &&
                 pp_estimator_same(&own->estimator, &spec->estimator) &&
                 dense_equal(part, layers->dense, layers->dense_count);
     for (uint32_t i = 0; i < own->shape.layers && same; i++) {

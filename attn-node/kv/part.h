@@ -25,6 +25,7 @@ struct an_part_spec {
     uint64_t token_begin;
     struct pp_estimator estimator; /* resolved */
     uint64_t hash_seed;
+    uint64_t draw_key; /* of `sketch`, in place of the part id; 0: that */
 };
 
 /* What an open says of single layers: those that are attended exactly, and other estimators (of

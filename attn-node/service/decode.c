@@ -218,6 +218,7 @@ enum pp_status an_decode_open(const Pigpen__V1__OpenPartRequest *request, uint64
     PP_TRY(decode_layer_estimators(request, arena, job));
     args->token_begin = request->token_begin;
     args->hash_seed = request->hash_seed;
+    args->draw_key = request->draw_key;
     if (request->reserve_tokens > PP_TOKENS_PER_PART_MAX) {
         return an_decode_refuse(job, PP_INVALID_ARGUMENT, "reserve_tokens %llu is above %llu",
                                 (unsigned long long)request->reserve_tokens,

@@ -114,6 +114,7 @@ static enum pp_status start_open(struct opening *opening)
     request.token_begin = route->token_begin;
     request.estimator = &estimator;
     request.hash_seed = config->hash_seed;
+    request.draw_key = part->index + 1; /* the id is another in every run, draws are not */
     request.dense_layers = sequence->dense_layers;
     request.n_dense_layers = config->dense_layer_count;
     request.generation = sequence->generation;

@@ -13,7 +13,8 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from node_case import NodeCase  # noqa: E402
-from node_client import BUILD, Part, admin, common, crc32c, grpc, np, reference  # noqa: E402
+from node_client import (BUILD, Part, admin, attention, common, crc32c, grpc, np,  # noqa: E402
+                         reference)
 
 CTL = pathlib.Path(BUILD) / "deploy" / "ctl" / "pigpenctl"
 SKETCH = common.Estimator(kind=common.ESTIMATOR_KIND_SKETCH)
@@ -84,6 +85,28 @@ class SketchTest(NodeCase):
         self.assertEqual(self.append(part, k, v, 0, good).held_tokens, 8)
         part.close()
         exact.close()
+
+    def test_draws_are_keyed_by_what_the_open_says(self):
+        tokens = 4096
+        k, v, q = self.rows(tokens), self.rows(tokens), self.rows(1, heads=6)
+        estimator = common.Estimator(kind=common.ESTIMATOR_KIND_SKETCH, rows_share=0.02)
+        parts = [Part(self.client, estimator=common.ESTIMATOR_KIND_SKETCH, draw_key=key)
+                 for key in (1, 1, 2, 0, 0)]
+        answers = []
+        for part in parts:
+            part.append_all(k, v, bulk=True)
+            self.client.data.SealPart(attention.SealPartRequest(part=part.ref))
+            answers.append(part.attend(q, tokens, estimator=estimator)[0])
+        fork = parts[0].fork(tokens)
+        answers.append(fork.attend(q, tokens, estimator=estimator)[0])
+        first, replica, other, unnamed, unnamed_too, forked = [one.payload for one in answers]
+        self.assertTrue(all(0 < one.results[0].keys_read < one.results[0].keys_held
+                            for one in answers), "sampled")
+        self.assertEqual(first, replica)
+        self.assertEqual(first, forked)
+        self.assertEqual(len({first, other, unnamed, unnamed_too}), 4)
+        for part in [*parts, fork]:
+            part.close()
 
     def tune(self, part, target):
         return self.client.admin.TunePart(
