@@ -256,38 +256,44 @@ class StreamsTest(NodeCase):
                              grpc.StatusCode.INVALID_ARGUMENT.value[0], heads)
         self.expect_prefix(self.attend(part, 30), 30)
 
-    def test_replicas_draw_alike_and_another_seed_does_not(self):
+    def test_replicas_draw_alike_and_another_seed_or_shard_does_not(self):
         random = np.random.default_rng(5)
         k, v = (random.standard_normal((4096, 2, 64), dtype=np.float32) for _ in range(2))
         q = random.standard_normal((1, 6, 64), dtype=np.float32)
         with node_process.Node(PROGRAM, "--memory-limit=1GiB",
                                "--drain-timeout=100ms") as node:
             replica = Client(node.address)
-            answers = []
-            first = Part(self.client, estimator=common.ESTIMATOR_KIND_LSH)
-            for client, change in ((self.client, 0), (replica, 0), (replica, 1)):
-                part = Part.__new__(Part)
-                part.__dict__.update(first.__dict__)
-                part.client = client
-                part.request = attention.OpenPartRequest.FromString(
-                    first.request.SerializeToString())
-                part.request.hash_seed += change
-                if change != 0:
-                    part.request.part_id = secrets.token_bytes(16)
-                    part.request.sequence_id = secrets.token_bytes(16)
-                opened = client.data.OpenPart(part.request)
-                part.ref = attention.PartRef(handle=opened.handle, incarnation=opened.incarnation)
-                part.append_all(k, v, bulk=True)
-                client.data.SealPart(attention.SealPartRequest(part=part.ref))
-                self.wait_for_index(client, part, 4096)
-                answer = client.data.Attend(part.attend_request(
-                    q, 4096, estimator=common.Estimator(kind=common.ESTIMATOR_KIND_LSH)))
-                self.assertEqual(answer.results[0].estimator, common.ESTIMATOR_KIND_LSH)
-                answers.append(answer.payload)
+            for kind in (common.ESTIMATOR_KIND_LSH, common.ESTIMATOR_KIND_SKETCH):
+                first = Part(self.client, estimator=kind)
+                answers = [self.sampled(self.client, first, 0, kind, k, v, q)]
+                for change in (0, 1):
+                    answers.append(self.sampled(replica, first, change, kind, k, v, q))
+                self.assertEqual(answers[0], answers[1], kind)
+                self.assertNotEqual(answers[0], answers[2], kind)
             replica.channel.close()
             self.assertEqual(node.stop(), 0)
-        self.assertEqual(answers[0], answers[1])
-        self.assertNotEqual(answers[0], answers[2])
+
+    def sampled(self, client, first, change, kind, k, v, q):
+        """The answer over these rows of the same part at the client's node, or of another shard with
+        another seed."""
+        part = Part.__new__(Part)
+        part.__dict__.update(first.__dict__)
+        part.client = client
+        part.request = attention.OpenPartRequest.FromString(first.request.SerializeToString())
+        part.request.hash_seed += change
+        if change != 0:
+            part.request.part_id = secrets.token_bytes(16)
+            part.request.sequence_id = secrets.token_bytes(16)
+        opened = client.data.OpenPart(part.request)
+        part.ref = attention.PartRef(handle=opened.handle, incarnation=opened.incarnation)
+        part.append_all(k, v, bulk=True)
+        client.data.SealPart(attention.SealPartRequest(part=part.ref))
+        self.wait_for_index(client, part, 4096)
+        answer = client.data.Attend(part.attend_request(
+            q, 4096, estimator=common.Estimator(kind=kind)))
+        self.assertEqual(answer.results[0].estimator, kind)
+        part.close()
+        return answer.payload
 
     def wait_for_index(self, client, part, tokens):
         """Asks until the builder, which works on its own, has published."""

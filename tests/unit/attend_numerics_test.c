@@ -262,6 +262,53 @@ static void scores_ten_thousand_apart_are_right_exactly_and_sampled(void **state
     }
 }
 
+/*
+ * A sketch samples by codes of a few bits: keys that are zero, tiny or huge among the others, and
+ * scores that lie far apart, must neither become NaN nor hide what has the weight.
+ */
+static void strange_keys_and_far_scores_are_attended_by_a_sketch(void **state)
+{
+    (void)state;
+    struct shape shape = one_head;
+    shape.estimator = (struct pp_estimator){.kind = PP_SKETCH, .bits = 2, .rows_share = 0.2f};
+    for (uint32_t which = 0; which < 3; which++) {
+        struct bed bed;
+        float q[DIM];
+        double o[PP_HEAD_DIM_MAX], square = 0.0;
+        bed_init(&bed, TOKENS);
+        set_strange_keys(&bed);
+        bed_hold(&bed, &shape, NULL);
+        make_query(which, q);
+        bed_attend(&bed, q, PP_SKETCH);
+        assert_true(bed.item.keys_read[0] < TOKENS / 2);
+        double lse = bed_reference(&bed, q, o);
+        double spread = sqrt((double)bed.item.lse_var[0]);
+        assert_true(fabs(lse - (double)bed.item.lse[0]) <= 4.0 * spread + 1e-6 * fabs(lse));
+        for (uint32_t d = 0; d < DIM; d++) {
+            square += (o[d] - (double)bed.item.o[d]) * (o[d] - (double)bed.item.o[d]);
+        }
+        assert_true(square <= 9.0 * (double)bed.item.var[0] + 1e-8);
+        bed_deinit(&bed);
+    }
+    static const double gaps[] = {100.0, 1000.0, 10000.0};
+    for (uint32_t i = 0; i < 3; i++) {
+        struct bed bed;
+        float q[DIM];
+        bed_init(&bed, TOKENS);
+        normal_query(20 + i, q);
+        set_parallel_keys(&bed, q, gaps[i]);
+        bed_hold(&bed, &shape, NULL);
+        for (uint32_t side = 0; side < 2; side++) {
+            bed_attend(&bed, q, PP_SKETCH);
+            expect_near(&bed, q, 1e-3, 1e-3 + 1e-6 * gaps[i]);
+            for (uint32_t d = 0; d < DIM; d++) { /* below: the best of them is what is left */
+                q[d] = -q[d];
+            }
+        }
+        bed_deinit(&bed);
+    }
+}
+
 /* The norm kept as f16 may be too small by 2^-11: the cosine then passes 1, and u must not. */
 static void keys_parallel_to_the_query_count_once_whatever_their_norm_rounds_to(void **state)
 {
@@ -332,46 +379,53 @@ static void samples_empty_on_every_node_merge_to_exact_attention(void **state)
 }
 
 /* V of a kv head is its number: any weights at all give it back, exact or sampled. */
+static void expect_constants(const struct shape *shape, uint64_t seed)
+{
+    struct fixture fixture = {.now_us = 1};
+    struct an_exec_config config = fixture_config(&fixture);
+    fixture_start(&fixture, &config);
+    uint64_t width = (uint64_t)shape->kv_heads * shape->dim;
+    float *k = malloc(2 * TOKENS * width * sizeof(float));
+    assert_non_null(k);
+    float *v = k + TOKENS * width, q[71 * 24];
+    make_rows(shape, 5, 0, TOKENS, k);
+    for (uint64_t i = 0; i < TOKENS * width; i++) {
+        v[i] = (float)(i / shape->dim % shape->kv_heads) + 1.0f;
+    }
+    make_queries(seed, shape->q_heads * shape->dim, q);
+    uint64_t handle = fixture_open(&fixture, shape, 1);
+    fixture.job.append = append_args(handle, 1, shape, 0, TOKENS, k, v);
+    assert_int_equal(fixture_run(&fixture, AN_JOB_APPEND), PP_OK);
+    const enum pp_estimator_kind kinds[2] = {PP_EXACT, shape->estimator.kind};
+    for (int i = 0; i < 2; i++) {
+        struct an_attend_item item;
+        assert_int_equal(fixture_attend(&fixture, handle, 1, 0, TOKENS, 1, q, shape->q_heads,
+                                        shape->dim, kinds[i], &item),
+                         PP_OK);
+        assert_int_equal(item.used, kinds[i]);
+        for (uint32_t j = 0; j < shape->q_heads * shape->dim; j++) {
+            uint32_t kv = j / shape->dim / (shape->q_heads / shape->kv_heads);
+            assert_true(fabsf(item.o[j] - (float)(kv + 1)) < 1e-4f);
+        }
+    }
+    (void)fixture_close(&fixture, handle);
+    fixture_expect_empty(&fixture);
+    fixture_stop(&fixture);
+    free(k);
+}
+
 static void kv_heads_of_constants_come_back_from_their_own_groups(void **state)
 {
     (void)state;
     static const uint32_t heads[][2] = {{28, 4}, {24, 8}, {40, 8}, {15, 5}, {71, 1}, {12, 12}};
+    static const struct pp_estimator estimators[] = {
+        {.kind = PP_LSH, .k = 4, .l = 40, .t = 2},
+        {.kind = PP_SKETCH, .bits = 2, .rows_share = 0.1f}};
     for (size_t i = 0; i < sizeof(heads) / sizeof(heads[0]); i++) {
-        struct fixture fixture = {.now_us = 1};
-        struct an_exec_config config = fixture_config(&fixture);
-        fixture_start(&fixture, &config);
-        struct shape shape = {1,  heads[i][0], heads[i][1],
-                              24, PP_F32,      {.kind = PP_LSH, .k = 4, .l = 40, .t = 2}};
-        uint64_t width = (uint64_t)shape.kv_heads * shape.dim;
-        float *k = malloc(2 * TOKENS * width * sizeof(float));
-        assert_non_null(k);
-        float *v = k + TOKENS * width, q[71 * 24];
-        make_rows(&shape, 5, 0, TOKENS, k);
-        for (uint64_t j = 0; j < TOKENS * width; j++) {
-            v[j] = (float)(j / shape.dim % shape.kv_heads) + 1.0f;
+        for (size_t j = 0; j < 2; j++) {
+            struct shape shape = {1, heads[i][0], heads[i][1], 24, PP_F32, estimators[j]};
+            expect_constants(&shape, i);
         }
-        struct pp_rng rng = {.seed = i};
-        for (uint32_t j = 0; j < shape.q_heads * shape.dim; j++) {
-            q[j] = (float)pp_rng_normal(&rng);
-        }
-        uint64_t handle = fixture_open(&fixture, &shape, 1);
-        fixture.job.append = append_args(handle, 1, &shape, 0, TOKENS, k, v);
-        assert_int_equal(fixture_run(&fixture, AN_JOB_APPEND), PP_OK);
-        for (int kind = 0; kind < 2; kind++) {
-            struct an_attend_item item;
-            assert_int_equal(fixture_attend(&fixture, handle, 1, 0, TOKENS, 1, q, shape.q_heads,
-                                            shape.dim, kind == 0 ? PP_EXACT : PP_LSH, &item),
-                             PP_OK);
-            assert_int_equal(item.used, kind == 0 ? PP_EXACT : PP_LSH);
-            for (uint32_t j = 0; j < shape.q_heads * shape.dim; j++) {
-                uint32_t kv = j / shape.dim / (shape.q_heads / shape.kv_heads);
-                assert_true(fabsf(item.o[j] - (float)(kv + 1)) < 1e-4f);
-            }
-        }
-        (void)fixture_close(&fixture, handle);
-        fixture_expect_empty(&fixture);
-        fixture_stop(&fixture);
-        free(k);
     }
 }
 
@@ -382,6 +436,7 @@ int main(void)
         cmocka_unit_test(what_normal_keys_give_does_not_change_beside_strange_ones),
         cmocka_unit_test(ten_thousand_identical_keys_give_the_mean_of_their_values),
         cmocka_unit_test(scores_ten_thousand_apart_are_right_exactly_and_sampled),
+        cmocka_unit_test(strange_keys_and_far_scores_are_attended_by_a_sketch),
         cmocka_unit_test(keys_parallel_to_the_query_count_once_whatever_their_norm_rounds_to),
         cmocka_unit_test(samples_empty_on_every_node_merge_to_exact_attention),
         cmocka_unit_test(kv_heads_of_constants_come_back_from_their_own_groups),
