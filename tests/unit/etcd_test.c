@@ -172,6 +172,25 @@ static void of_two_with_one_name_the_first_wins_until_its_lease_ends(void **stat
     UNTIL(world, lists(second, "a", "127.0.0.1:2 beef"));
 }
 
+/* A node that was killed and starts again before anybody has missed it: its old entry stands. */
+static void one_that_comes_back_waits_while_its_old_entry_lives(void **state)
+{
+    struct world *world = *state;
+    const char *detail;
+    struct client *watcher = begin(world, 0, NULL, NULL, 0);
+    struct client *before = begin(world, 1, "a", "127.0.0.1:1 cafe", 600);
+    UNTIL(world, holds(before) && lists(watcher, "a", "127.0.0.1:1 cafe"));
+    pp_etcd_destroy(before->etcd); /* as a process that was killed: it says nothing */
+    before->etcd = NULL;
+    struct client *again = begin(world, 2, "a", "127.0.0.1:1 beef", 600);
+    UNTIL(world, is_taken(again));
+    (void)pp_etcd_claim(again->etcd, &detail);
+    assert_non_null(strstr(detail, "a is registered as 127.0.0.1:1 cafe"));
+    struct client *other = begin(world, 1, "b", "127.0.0.1:2 face", 600);
+    UNTIL(world, holds(other) && watcher->count == 2);
+    assert_true(is_taken(again) && lists(watcher, "a", "127.0.0.1:1 cafe"));
+}
+
 static void etcd_that_was_away_is_met_again(void **state)
 {
     struct world *world = *state;
@@ -204,6 +223,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_lease_is_kept_alive_past_its_length, world_begin,
                                         world_end),
         cmocka_unit_test_setup_teardown(of_two_with_one_name_the_first_wins_until_its_lease_ends,
+                                        world_begin, world_end),
+        cmocka_unit_test_setup_teardown(one_that_comes_back_waits_while_its_old_entry_lives,
                                         world_begin, world_end),
         cmocka_unit_test_setup_teardown(etcd_that_was_away_is_met_again, world_begin, world_end),
     };
