@@ -57,7 +57,8 @@ static void finish_group(struct an_attend *attend, const struct an_unit *unit, u
     uint64_t uniform = 0; /* and by uniform samples: the same rows for every head */
     bool fall_back = false;
     bool long_views = unit->sampled_tokens > AN_UNIFORM_ROWS;
-    bool all = attend->lanes[lane_index].next == AN_LANE_ALL;
+    enum an_lane_next next = attend->lanes[lane_index].next;
+    bool all = next == AN_LANE_ALL || next == AN_LANE_READ;
     for (uint32_t g = 0; g < task->group; g++) {
         struct an_lane *lane = &attend->lanes[lane_index + g];
         struct answer answer;

@@ -96,7 +96,8 @@ enum an_lane_next {
     AN_LANE_FIRST,   /* its sample was not judged yet */
     AN_LANE_AGAIN,   /* a larger one, of rows_share */
     AN_LANE_ALL,     /* all rows of the sampled views */
-    AN_LANE_SETTLED, /* the sample does */
+    AN_LANE_READ,    /* nothing: those are read */
+    AN_LANE_SETTLED, /* nothing: the sample does */
 };
 
 struct an_lane {

@@ -111,7 +111,10 @@ static bool judge_unit(struct an_attend *attend, const struct an_unit *unit, boo
     bool any = false;
     for (uint32_t at = 0; at < unit->lane_count; at += task->group) {
         struct an_lane *lanes = &attend->lanes[unit->lane_begin + at];
-        if (lanes->next == AN_LANE_SETTLED || lanes->next == AN_LANE_ALL) {
+        for (uint32_t g = 0; g < task->group && lanes[g].next == AN_LANE_ALL; g++) {
+            lanes[g].next = AN_LANE_READ; /* by the walk before; other groups go on */
+        }
+        if (lanes->next == AN_LANE_SETTLED || lanes->next == AN_LANE_READ) {
             continue;
         }
         uint32_t row = (unit->lane_begin + at - task->lane_begin) / task->group % task->row_count;

@@ -195,6 +195,37 @@ static void what_misses_the_target_within_its_budget_is_read_whole(void **state)
     bed_stop(&bed);
 }
 
+/* Rows of ever more peaked softmax miss the target one after the other, or not at all. */
+static void rows_that_are_read_whole_are_read_once_while_others_go_on(void **state)
+{
+    (void)state;
+    static struct bed bed;
+    static const float heats[] = {0.1f, 0.5f, 0.75f, 1.0f};
+    static const float targets[] = {0.02f, 0.05f, 0.1f, 0.2f};
+    const struct pp_estimator all = {.kind = PP_EXACT};
+    static float lse[4 * HEADS];
+    struct an_attend_item item;
+    uint32_t whole = 0;
+    bed_start(&bed, 2, &sketch_shape);
+    for (uint32_t i = 0; i < 4 * HEADS * DIM; i++) {
+        bed.q[i] *= heats[i / (HEADS * DIM)];
+    }
+    assert_int_equal(bed_attend(&bed, &all, 4, 0, NULL, &item), PP_OK);
+    memcpy(lse, item.lse, sizeof(lse));
+    for (uint32_t i = 0; i < 16; i++) {
+        struct pp_estimator estimator = within;
+        estimator.target_error = targets[i % 4];
+        assert_int_equal(bed_attend(&bed, &estimator, 4, i, NULL, &item), PP_OK);
+        for (uint32_t at = 0; at < 4 * HEADS; at++) {
+            assert_true(item.keys_read[at] <= HELD);
+            assert_true(item.var[at] > 0.0f || fabsf(item.lse[at] - lse[at]) < 1e-4f);
+            whole += item.keys_read[at] == HELD;
+        }
+    }
+    assert_in_range(whole, 4 * HEADS, 12 * 4 * HEADS);
+    bed_stop(&bed);
+}
+
 static void the_same_bits_come_at_any_number_of_threads(void **state)
 {
     (void)state;
@@ -314,6 +345,7 @@ int main(void)
         cmocka_unit_test(a_target_of_the_part_is_used_where_a_request_names_none),
         cmocka_unit_test(answers_keep_to_the_target_and_stopping_keeps_errors_true),
         cmocka_unit_test(lsh_that_misses_the_target_is_read_whole),
+        cmocka_unit_test(rows_that_are_read_whole_are_read_once_while_others_go_on),
         cmocka_unit_test(the_same_bits_come_at_any_number_of_threads),
         cmocka_unit_test(what_misses_the_target_within_its_budget_is_read_whole),
         cmocka_unit_test(what_the_asker_has_itself_counts),
