@@ -3,6 +3,7 @@ events to wait for."""
 import json
 import subprocess
 import threading
+import time
 
 from programs import ENVIRONMENT, MODEL, TEXT, WORKER
 
@@ -55,6 +56,12 @@ class Answer:
         self.text += read
         if len(read) != count:
             raise AssertionError("the answer ended early:\n" + self.errors())
+
+    def arrivals(self):
+        """When each piece of the answer came, a token's text each, in seconds."""
+        while piece := self.process.stdout.read1():
+            self.text += piece
+            yield time.monotonic()
 
     def finish(self):
         """Exit status and what was measured."""
