@@ -136,7 +136,7 @@ class LossTest(unittest.TestCase):
             errors.seek(0)
             self.assertEqual(status, 0, errors.read())
         for node in nodes:
-            node.kill_if_alive()
+            node.kill()
         run = json.loads(report.read_text())
         lost = "nobody" if kill_at is None else f"n{which} at step {kill_at}"
         print(f"seed {seed:2}, lost {lost:16}: KL to exact {run['kl_mean']:.2e}, "
