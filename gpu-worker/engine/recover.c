@@ -219,14 +219,16 @@ static enum pp_status refill(struct gw_sequence *sequence, uint64_t cut)
         lacking.begin = more.begin < lacking.begin ? more.begin : lacking.begin;
         lacking.end = more.end > lacking.end ? more.end : lacking.end;
     }
-    if (lacking.begin < dropped) {
+    bool computed = lacking.begin < dropped;
+    if (computed) {
         PP_TRY(
             recompute_rows(sequence, lacking.begin, lacking.end < dropped ? lacking.end : dropped));
     }
     for (uint32_t layer = 0; layer < layers; layer++) {
         PP_TRY(hand_over_again(sequence, layer, end));
     }
-    return gw_remote_flush(sequence->remote);
+    /* What comes in bulk is closed only by request: unsealed it would be read whole from now on. */
+    return computed ? gw_remote_seal_begin(sequence->remote) : gw_remote_flush(sequence->remote);
 }
 
 void gw_sequence_note_recovery(struct gw_sequence *sequence, uint64_t begin_us)

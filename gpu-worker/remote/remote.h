@@ -178,8 +178,10 @@ const struct pp_hash *gw_remote_hash(const struct gw_remote_sequence *sequence, 
 uint64_t gw_remote_held(const struct gw_remote_sequence *sequence, uint32_t layer);
 /* Waits until all that was handed over is acknowledged. */
 PP_MUST_USE enum pp_status gw_remote_flush(struct gw_remote_sequence *sequence);
-/* Seals what the parts hold and waits until it is indexed. progress may be NULL; false from it ends
- * the wait: PP_CANCELLED. */
+/* Flushes and seals what the parts hold, for the nodes to index it meanwhile. */
+PP_MUST_USE enum pp_status gw_remote_seal_begin(struct gw_remote_sequence *sequence);
+/* The same, and waits until it is indexed. progress may be NULL; false from it ends the wait:
+ * PP_CANCELLED. */
 PP_MUST_USE enum pp_status
 gw_remote_seal(struct gw_remote_sequence *sequence,
                bool (*progress)(void *context, uint64_t indexed, uint64_t total), void *context);

@@ -114,13 +114,18 @@ static enum pp_status start_progress(struct gw_part *part, struct gw_unary *unar
                           &pigpen__v1__get_part_response__descriptor, take_progress, context);
 }
 
+enum pp_status gw_remote_seal_begin(struct gw_remote_sequence *sequence)
+{
+    PP_TRY(gw_remote_flush(sequence));
+    return call_parts(sequence, "seal", start_seal, NULL);
+}
+
 enum pp_status gw_remote_seal(struct gw_remote_sequence *sequence,
                               bool (*progress)(void *context, uint64_t indexed, uint64_t total),
                               void *context)
 {
     struct gw_remote *remote = sequence->remote;
-    PP_TRY(gw_remote_flush(sequence));
-    PP_TRY(call_parts(sequence, "seal", start_seal, NULL));
+    PP_TRY(gw_remote_seal_begin(sequence));
     uint64_t changed_us = gw_remote_now(remote), last = 0;
     for (;;) {
         struct index_progress now = {0};

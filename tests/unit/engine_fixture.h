@@ -38,7 +38,7 @@ struct gw_remote_sequence {
 struct gw_remote {
     uint64_t ack_every; /* held calls until a layer's rows are acknowledged; 0: at flush only */
     uint64_t held_calls;
-    uint64_t flushes, attends, appends, truncates;
+    uint64_t flushes, attends, appends, truncates, seals;
     enum pp_status answer;
     bool forget;
     enum pp_estimator_kind asked; /* by the last attend */
@@ -272,11 +272,19 @@ enum pp_status gw_remote_flush(struct gw_remote_sequence *sequence)
     return PP_OK;
 }
 
+enum pp_status gw_remote_seal_begin(struct gw_remote_sequence *sequence)
+{
+    PP_TRY(gw_remote_flush(sequence));
+    fake.seals++;
+    return PP_OK;
+}
+
 enum pp_status gw_remote_seal(struct gw_remote_sequence *sequence,
                               bool (*progress)(void *context, uint64_t indexed, uint64_t total),
                               void *context)
 {
     fake.flushes++;
+    fake.seals++;
     memcpy(sequence->acknowledged, sequence->given, sizeof(sequence->given));
     bool go_on = progress == NULL || progress(context, sequence->given[0], sequence->given[0]);
     return go_on ? PP_OK : PP_CANCELLED;
