@@ -1,11 +1,13 @@
 """A worker that loses nodes while it answers: the text is the undisturbed one, token for token, and
-what the loss cost is told. PIGPEN_BUILD names the build folder; PIGPEN_LONG=1 kills more often."""
+what the loss cost is told. PIGPEN_BUILD names the build folder; PIGPEN_LONG=1 kills more often and
+stops a node for half a minute."""
 import os
 import pathlib
 import random
 import re
 import signal
 import tempfile
+import time
 import unittest
 
 from answer import Answer
@@ -75,11 +77,13 @@ class ClusterRecoveryTest(unittest.TestCase):
 
     def test_a_stopped_node_is_left_alone_and_used_again_when_it_goes_on(self):
         nodes = self.nodes(3)
-        with Answer(self.path, nodes, "--estimator=exact", tokens=6000) as answer:
+        with Answer(self.path, nodes, "--estimator=exact", tokens=7000) as answer:
             answer.after(10)
             os.kill(nodes[0].process.pid, signal.SIGSTOP)
             try:
                 lost = answer.wait_for("sequence goes on")
+                if LONG:
+                    time.sleep(30)  # so long that its connections are given up as well
             finally:
                 os.kill(nodes[0].process.pid, signal.SIGCONT)
             answer.wait_for("node in use node=n0", after=lost)
