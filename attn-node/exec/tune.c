@@ -199,6 +199,16 @@ static void give_views(struct an_exec *exec)
     tuning->layer_charged = 0;
 }
 
+/* Without an index all rows are read whatever the settings are, and no setting is a bad one. */
+static bool has_index(const struct an_layer *layer)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < layer->view_count; i++) {
+        any = any || layer->views[i].segment->indexed;
+    }
+    return any;
+}
+
 /* Hands the next layer that has something to say to the builder; at_work false: none was left. */
 static enum pp_status next_layer(struct an_exec *exec)
 {
@@ -211,7 +221,7 @@ static enum pp_status next_layer(struct an_exec *exec)
         args->layers[tuning->layer] = (struct an_tune_layer){.tokens = layer->sealed_tokens};
         tuning->q_rows =
             part->late != NULL ? an_late_get(part->late, tuning->layer, tuning->late) : 0;
-        if (layer->sealed_tokens == 0 || tuning->q_rows == 0 || layer->dense ||
+        if (!has_index(layer) || tuning->q_rows == 0 || layer->dense ||
             !an_params_samples(layer->params)) {
             continue;
         }

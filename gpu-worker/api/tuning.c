@@ -35,7 +35,8 @@ static void print_layer(uint32_t layer, const struct gw_tuning *tuning, FILE *ou
 {
     char used[PP_ESTIMATOR_TEXT_BYTES], proposed[PP_ESTIMATOR_TEXT_BYTES];
     if (tuning->proposed.kind == PP_ESTIMATOR_NONE) {
-        fprintf(out, "%5u   nothing to tune: it samples nothing, or nodes did not say\n", layer);
+        fprintf(out, "%5u   nothing to tune: it samples nothing yet, or nodes did not say\n",
+                layer);
         return;
     }
     used_text(tuning, used);

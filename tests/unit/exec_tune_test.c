@@ -42,13 +42,13 @@ static uint64_t open_filled(struct fixture *fixture, const struct shape *shape)
     return handle;
 }
 
-static void ask(struct fixture *fixture, uint64_t handle, uint32_t layer, uint64_t seed,
-                const struct pp_estimator *estimator, struct an_attend_item *item)
+static void ask(struct fixture *fixture, uint64_t handle, uint32_t layer, uint64_t held,
+                uint64_t seed, const struct pp_estimator *estimator, struct an_attend_item *item)
 {
     float q[VALUES];
     make_query(seed, q);
     *item = (struct an_attend_item){.part = {handle, 1},
-                                    .held_tokens = TOKENS,
+                                    .held_tokens = held,
                                     .q_rows = 1,
                                     .estimator = *estimator,
                                     .q = (const uint8_t *)q,
@@ -78,9 +78,9 @@ static double true_error(struct fixture *fixture, uint64_t handle, uint32_t laye
     for (uint64_t seed = 100; seed < 100 + AN_LATE_ROWS; seed++) {
         struct an_attend_item item;
         float o[VALUES];
-        ask(fixture, handle, layer, seed, &exact, &item);
+        ask(fixture, handle, layer, TOKENS, seed, &exact, &item);
         memcpy(o, item.o, sizeof(o));
-        ask(fixture, handle, layer, seed, estimator, &item);
+        ask(fixture, handle, layer, TOKENS, seed, estimator, &item);
         for (uint32_t h = 0; h < HEADS; h++) {
             double off = 0.0;
             double size = 0.0;
@@ -162,7 +162,7 @@ static void a_range_of_layers_is_tuned_by_itself(void **state)
     fixture_start(&fixture, &config);
     uint64_t handle = open_filled(&fixture, &sketch_shape);
     for (uint32_t layer = 0; layer < 2; layer++) {
-        ask(&fixture, handle, layer, 5, &own, &item);
+        ask(&fixture, handle, layer, TOKENS, 5, &own, &item);
     }
     static const struct {
         uint32_t begin, count, found; /* 0: refused */
@@ -186,6 +186,42 @@ static void a_range_of_layers_is_tuned_by_itself(void **state)
     (void)fixture_close(&fixture, handle);
     fixture_expect_empty(&fixture);
     fixture_stop(&fixture);
+}
+
+/* All its rows are read whatever the settings are: the least budget would be as good as any, and
+ * wrong for the rows to come. */
+static void a_layer_without_an_index_has_nothing_to_tune(void **state)
+{
+    (void)state;
+    struct fixture fixture = {.now_us = 1};
+    struct an_exec_config config = fixture_config(&fixture);
+    static struct an_tune_layer layers[PP_LAYERS_MAX];
+    const struct pp_estimator exact = {.kind = PP_EXACT};
+    struct an_attend_item item;
+    fixture_start(&fixture, &config);
+    uint64_t handle = fixture_open(&fixture, &sketch_shape, 1);
+    assert_int_equal(fixture_append(&fixture, handle, 1, &sketch_shape, 0, 0, 512, 3, false),
+                     PP_OK);
+    fixture.job.seal = (struct an_seal_args){.part = {handle, 1}};
+    assert_int_equal(fixture_run(&fixture, AN_JOB_SEAL), PP_OK);
+    assert_int_equal(fixture_layers(&fixture, handle)->sealed_tokens, 512);
+    assert_int_equal(fixture_layers(&fixture, handle)->indexed_tokens, 0);
+    ask(&fixture, handle, 0, 512, 5, &exact, &item);
+    assert_int_equal(tune(&fixture, handle, TARGET, layers), PP_OK);
+    assert_int_equal(layers[0].tokens, 512);
+    assert_int_equal(layers[0].estimator.kind, PP_ESTIMATOR_NONE);
+    assert_int_equal(layers[0].queries, 0);
+    (void)fixture_close(&fixture, handle);
+    fixture_expect_empty(&fixture);
+    fixture_stop(&fixture);
+}
+
+/* Polls until the index of a layer that was filled is there. */
+static void wait_indexed(struct fixture *fixture, uint64_t handle, uint32_t layer)
+{
+    while (fixture_layers(fixture, handle)[layer].indexed_tokens < TOKENS) {
+        (void)an_exec_poll(fixture->exec, 100000);
+    }
 }
 
 static void wrong_tunes_are_refused(void **state)
@@ -222,8 +258,9 @@ static void a_tune_goes_on_beside_other_jobs_and_ends_with_its_part(void **state
     fixture_start(&fixture, &config);
     uint64_t handle = open_filled(&fixture, &sketch_shape);
     for (uint32_t layer = 0; layer < 2; layer++) {
-        ask(&fixture, handle, layer, 5, &own, &item);
+        ask(&fixture, handle, layer, TOKENS, 5, &own, &item);
     }
+    wait_indexed(&fixture, handle, 0);
     for (uint32_t i = 0; i < 2; i++) {
         jobs[i] = (struct an_job){.kind = AN_JOB_TUNE};
         jobs[i].tune =
@@ -260,7 +297,7 @@ static void a_node_that_stops_ends_the_tune(void **state)
     config.build_sync = false;
     fixture_start(&fixture, &config);
     uint64_t handle = open_filled(&fixture, &sketch_shape);
-    ask(&fixture, handle, 0, 5, &own, &item);
+    ask(&fixture, handle, 0, TOKENS, 5, &own, &item);
     job = (struct an_job){.kind = AN_JOB_TUNE};
     job.tune = (struct an_tune_args){.part = {handle, 1}, .target_error = TARGET, .layers = layers};
     assert_int_equal(an_exec_submit(fixture.exec, &job), PP_OK);
@@ -315,6 +352,7 @@ int main(void)
         cmocka_unit_test(what_is_proposed_meets_the_target),
         cmocka_unit_test(lsh_layers_get_tables_of_their_own),
         cmocka_unit_test(a_range_of_layers_is_tuned_by_itself),
+        cmocka_unit_test(a_layer_without_an_index_has_nothing_to_tune),
         cmocka_unit_test(wrong_tunes_are_refused),
         cmocka_unit_test(a_tune_goes_on_beside_other_jobs_and_ends_with_its_part),
         cmocka_unit_test(a_node_that_stops_ends_the_tune),
