@@ -73,8 +73,10 @@ enum pp_status quality_needle_make(const struct gw_worker *worker, const struct 
     uint32_t *hidden = NULL, *question = NULL;
     size_t hidden_count = 0, question_count = 0;
     uint32_t number = 10000u + (uint32_t)(pp_rng_at(NEEDLE_SEED, index) % 90000u);
-    *needle_out = (struct gw_eval_text){
-        .id_count = text->id_count, .tokens = NEEDLE_DIGITS, .vocab = text->vocab};
+    *needle_out = (struct gw_eval_text){.worker = text->worker,
+                                        .id_count = text->id_count,
+                                        .tokens = NEEDLE_DIGITS,
+                                        .vocab = text->vocab};
     enum pp_status status = encode(worker, NEEDLE_TEXT, number, &hidden, &hidden_count);
     if (status == PP_OK) {
         status = encode(worker, NEEDLE_QUESTION, number, &question, &question_count);

@@ -287,13 +287,14 @@ enum pp_status gw_layers_parse(const char *text, uint32_t layers, FILE *errors,
                                uint32_t *layers_out, uint32_t *count_out)
 {
     uint32_t count = 0;
+    const char *whole = text;
     while (*text != '\0') {
         char *end;
         unsigned long layer = strtoul(text, &end, 10);
         bool ascending = count == 0 || layer > layers_out[count - 1];
         if (*text < '0' || *text > '9' || (*end != ',' && *end != '\0') || layer >= layers ||
             !ascending) {
-            fprintf(errors, "--dense-layers: '%s' is no ascending list of layers below %u\n", text,
+            fprintf(errors, "--dense-layers: '%s' is no ascending list of layers below %u\n", whole,
                     layers);
             return PP_INVALID_ARGUMENT;
         }
