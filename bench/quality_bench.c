@@ -375,7 +375,7 @@ static enum pp_status measure_needle(struct bench *bench, uint32_t index)
     if (prompt_done(bench, name)) {
         return PP_OK;
     }
-    enum pp_status status = quality_needle_make(&bench->worker, &bench->text, index, &needle);
+    enum pp_status status = quality_needle_make(&bench->text, index, &needle);
     if (status == PP_OK) {
         status = measure_prompt(bench, name, &needle);
     }

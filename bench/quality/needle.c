@@ -67,9 +67,10 @@ static enum pp_status join(const struct gw_eval_text *text, uint32_t index, cons
     return PP_OK;
 }
 
-enum pp_status quality_needle_make(const struct gw_worker *worker, const struct gw_eval_text *text,
-                                   uint32_t index, struct gw_eval_text *needle_out)
+enum pp_status quality_needle_make(const struct gw_eval_text *text, uint32_t index,
+                                   struct gw_eval_text *needle_out)
 {
+    const struct gw_worker *worker = text->worker;
     uint32_t *hidden = NULL, *question = NULL;
     size_t hidden_count = 0, question_count = 0;
     uint32_t number = 10000u + (uint32_t)(pp_rng_at(NEEDLE_SEED, index) % 90000u);

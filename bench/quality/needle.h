@@ -17,8 +17,7 @@
 /* A prompt as long as the text, of its first tokens around needle `index`. Free it whatever comes
  * back. PP_OUT_OF_RANGE: the text is too short; PP_UNIMPLEMENTED: the tokenizer does not keep the
  * digits apart from the question; PP_MEMORY. */
-PP_MUST_USE enum pp_status quality_needle_make(const struct gw_worker *worker,
-                                               const struct gw_eval_text *text, uint32_t index,
+PP_MUST_USE enum pp_status quality_needle_make(const struct gw_eval_text *text, uint32_t index,
                                                struct gw_eval_text *needle_out);
 
 #endif
