@@ -201,4 +201,29 @@ static inline struct gw_remote_sequence_config fake_sequence_config(uint64_t tok
     return config;
 }
 
+/* A remote over the net, and one sequence of it. */
+struct fake_world {
+    struct fake_net *net;
+    struct gw_remote *remote;
+    struct gw_remote_sequence *sequence;
+};
+
+static inline struct fake_world fake_world_open(struct fake_net *net,
+                                                const struct gw_remote_config *config,
+                                                const struct gw_remote_sequence_config *sequence)
+{
+    struct fake_world world = {.net = net};
+    assert_int_equal(gw_remote_new(config, &world.remote), PP_OK);
+    assert_int_equal(gw_remote_sequence_open(world.remote, sequence, &world.sequence), PP_OK);
+    return world;
+}
+
+static inline void fake_world_free(struct fake_world *world)
+{
+    gw_remote_sequence_close(world->sequence);
+    gw_remote_destroy(world->remote);
+    assert_int_equal(world->net->calls_open, 0);
+    free(world->net);
+}
+
 #endif

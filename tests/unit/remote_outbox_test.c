@@ -15,31 +15,15 @@
 
 #define ROW_FLOATS (4 * FAKE_DIM) /* one token, all kv heads */
 
-struct world {
-    struct fake_net *net;
-    struct gw_remote *remote;
-    struct gw_remote_sequence *sequence;
-};
-
-static struct world world_new(uint32_t nodes, enum gw_shard shard, uint64_t tokens_expected,
-                              uint64_t outbox_bytes)
+static struct fake_world world_new(uint32_t nodes, enum gw_shard shard, uint64_t tokens_expected,
+                                   uint64_t outbox_bytes)
 {
-    struct world world = {.net = fake_net_new()};
+    struct fake_net *net = fake_net_new();
     struct gw_remote_config config;
     struct gw_remote_sequence_config sequence = fake_sequence_config(tokens_expected);
-    fake_remote_config(world.net, nodes, shard, &config);
+    fake_remote_config(net, nodes, shard, &config);
     config.outbox_bytes_max = outbox_bytes;
-    assert_int_equal(gw_remote_new(&config, &world.remote), PP_OK);
-    assert_int_equal(gw_remote_sequence_open(world.remote, &sequence, &world.sequence), PP_OK);
-    return world;
-}
-
-static void world_free(struct world *world)
-{
-    gw_remote_sequence_close(world->sequence);
-    gw_remote_destroy(world->remote);
-    assert_int_equal(world->net->calls_open, 0);
-    free(world->net);
+    return fake_world_open(net, &config, &sequence);
 }
 
 /* Value of a token, head and dimension: K even, V odd. */
@@ -48,7 +32,8 @@ static float value_of(uint64_t token, uint32_t head, uint32_t d, bool v)
     return (float)(token * 64 + head * 16 + d * 2 + (v ? 1 : 0));
 }
 
-static enum pp_status append(struct world *world, uint32_t layer, uint64_t start, uint32_t count)
+static enum pp_status append(struct fake_world *world, uint32_t layer, uint64_t start,
+                             uint32_t count)
 {
     float *k = malloc((size_t)count * ROW_FLOATS * sizeof(float));
     float *v = malloc((size_t)count * ROW_FLOATS * sizeof(float));
@@ -117,7 +102,7 @@ static void full_memory_refuses_and_freed_memory_wraps(void **state)
 static void token_spans_reach_their_nodes_whole(void **state)
 {
     (void)state;
-    struct world world = world_new(2, GW_SHARD_TOKENS, 20, 1 << 20);
+    struct fake_world world = world_new(2, GW_SHARD_TOKENS, 20, 1 << 20);
     assert_int_equal(append(&world, 1, 0, 7), PP_OK);
     assert_int_equal(gw_remote_flush(world.sequence), PP_OK);
     assert_int_equal(gw_remote_held(world.sequence, 1), 7);
@@ -134,20 +119,20 @@ static void token_spans_reach_their_nodes_whole(void **state)
     gw_remote_tokens_held(world.sequence, held);
     assert_int_equal(held[0], 10);
     assert_int_equal(held[1], 6);
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 static void kv_head_shards_get_their_heads_of_every_token(void **state)
 {
     (void)state;
-    struct world world = world_new(3, GW_SHARD_KV_HEADS, 0, 1 << 20);
+    struct fake_world world = world_new(3, GW_SHARD_KV_HEADS, 0, 1 << 20);
     assert_int_equal(append(&world, 0, 0, 11), PP_OK);
     assert_int_equal(gw_remote_flush(world.sequence), PP_OK);
     assert_int_equal(gw_remote_held(world.sequence, 0), 11);
     for (uint32_t i = 0; i < 3; ++i) {
         check_rows(&world.net->nodes[i].parts[0], 0, 0, 11);
     }
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 /* A signed append of 11 tokens in part i of head shards: code = token * 100 + head * 10 + table. */
@@ -189,7 +174,7 @@ static void signed_rows_name_their_segment_and_carry_signatures_and_centre(void 
 {
     (void)state;
     struct fake_net *net = fake_net_new();
-    struct world world = {.net = net};
+    struct fake_world world = {.net = net};
     struct gw_remote_config config;
     struct gw_remote_sequence_config lsh = fake_sequence_config(0);
     const uint32_t dense = 2;
@@ -220,7 +205,7 @@ static void signed_rows_name_their_segment_and_carry_signatures_and_centre(void 
     for (uint32_t i = 0; i < 3; ++i) {
         check_signed(&net->nodes[i].parts[0]);
     }
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 /* Whether the part's last message brought the balance of its heads: 1 + its index. Its payload
@@ -250,7 +235,7 @@ static void a_balance_comes_with_the_first_rows_of_each_part(void **state)
         balance[i] = (float)(1 + i);
     }
     for (uint32_t shard = 0; shard < 2; ++shard) {
-        struct world world = {.net = fake_net_new()};
+        struct fake_world world = {.net = fake_net_new()};
         struct gw_remote_config config;
         struct gw_remote_sequence_config sequence = fake_sequence_config(20);
         sequence.estimator = (struct pp_estimator){.kind = PP_SKETCH};
@@ -272,17 +257,17 @@ static void a_balance_comes_with_the_first_rows_of_each_part(void **state)
         assert_false(brought_balance(first, first_bytes));
         assert_int_equal(brought_balance(second, 0), shard == 0); /* whose first rows are these */
         assert_int_equal(gw_remote_balance(world.sequence, 1, balance), PP_INVALID_ARGUMENT);
-        world_free(&world);
+        fake_world_free(&world);
     }
-    struct world exact = world_new(2, GW_SHARD_TOKENS, 20, 1 << 20);
+    struct fake_world exact = world_new(2, GW_SHARD_TOKENS, 20, 1 << 20);
     assert_int_equal(gw_remote_balance(exact.sequence, 1, balance), PP_INVALID_ARGUMENT);
-    world_free(&exact);
+    fake_world_free(&exact);
 }
 
 static void segments_end_at_the_borders_of_parts_and_of_65472_rows(void **state)
 {
     (void)state;
-    struct world world = world_new(2, GW_SHARD_TOKENS, 200000, 1 << 20);
+    struct fake_world world = world_new(2, GW_SHARD_TOKENS, 200000, 1 << 20);
     static const uint64_t begins[] = {0, 65472, 100000, 165472};
     static const uint64_t ends[] = {65472, 100000, 165472, 230944};
     for (uint32_t i = 0; i < 4; ++i) {
@@ -290,29 +275,29 @@ static void segments_end_at_the_borders_of_parts_and_of_65472_rows(void **state)
         assert_int_equal(gw_remote_segment_end(world.sequence, begins[i], begins[i] + 9),
                          begins[i] + 9);
     }
-    world_free(&world);
+    fake_world_free(&world);
     world = world_new(3, GW_SHARD_KV_HEADS, 0, 1 << 20);
     assert_int_equal(gw_remote_segment_end(world.sequence, 65472, 1000000), 130944);
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 static void appends_larger_than_the_outbox_wait_and_arrive(void **state)
 {
     (void)state;
-    struct world world = world_new(2, GW_SHARD_TOKENS, 4000, 1 << 16);
+    struct fake_world world = world_new(2, GW_SHARD_TOKENS, 4000, 1 << 16);
     for (uint64_t start = 0; start < 4000; start += 1000) {
         assert_int_equal(append(&world, 2, start, 1000), PP_OK);
     }
     assert_int_equal(gw_remote_flush(world.sequence), PP_OK);
     assert_int_equal(gw_remote_held(world.sequence, 2), 4000);
     assert_true(world.net->nodes[0].appends > 4);
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 static void rows_out_of_order_are_refused(void **state)
 {
     (void)state;
-    struct world world = world_new(2, GW_SHARD_TOKENS, 20, 1 << 20);
+    struct fake_world world = world_new(2, GW_SHARD_TOKENS, 20, 1 << 20);
     float row[ROW_FLOATS] = {0};
     assert_int_equal(gw_remote_append(world.sequence, 0, 1, 1, row, row, false),
                      PP_INVALID_ARGUMENT);
@@ -321,13 +306,13 @@ static void rows_out_of_order_are_refused(void **state)
     assert_int_equal(gw_remote_append(world.sequence, 0, 0, 0, row, row, false),
                      PP_INVALID_ARGUMENT);
     assert_string_equal(gw_remote_error(world.sequence), "");
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 static void lost_acknowledgements_are_met_as_duplicates(void **state)
 {
     (void)state;
-    struct world world = world_new(1, GW_SHARD_TOKENS, 100, 1 << 20);
+    struct fake_world world = world_new(1, GW_SHARD_TOKENS, 100, 1 << 20);
     world.net->nodes[0].append_mode = FAKE_LOSE_ACKS;
     assert_int_equal(append(&world, 0, 0, 30), PP_OK);
     assert_int_equal(append(&world, 1, 0, 30), PP_OK);
@@ -338,38 +323,38 @@ static void lost_acknowledgements_are_met_as_duplicates(void **state)
     check_rows(&world.net->nodes[0].parts[0], 0, 0, 30);
     check_rows(&world.net->nodes[0].parts[0], 1, 0, 30);
     assert_true(world.net->nodes[0].appends >= 3);
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 static void rows_that_arrived_broken_are_sent_again(void **state)
 {
     (void)state;
-    struct world world = world_new(1, GW_SHARD_TOKENS, 100, 1 << 20);
+    struct fake_world world = world_new(1, GW_SHARD_TOKENS, 100, 1 << 20);
     world.net->nodes[0].append_mode = FAKE_CHECKSUM;
     assert_int_equal(append(&world, 0, 0, 10), PP_OK);
     assert_int_equal(append(&world, 0, 10, 10), PP_OK); /* meets a gap first */
     assert_int_equal(gw_remote_flush(world.sequence), PP_OK);
     assert_int_equal(gw_remote_held(world.sequence, 0), 20);
     assert_int_equal(world.net->nodes[0].parts[0].held[0], 20);
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 static void the_window_bounds_messages_in_flight(void **state)
 {
     (void)state;
-    struct world world = world_new(1, GW_SHARD_TOKENS, 1000, 1 << 20);
+    struct fake_world world = world_new(1, GW_SHARD_TOKENS, 1000, 1 << 20);
     world.net->nodes[0].hold_acks = true;
     for (uint32_t i = 0; i < 100; ++i) {
         assert_int_equal(append(&world, 0, i, 1), PP_OK);
     }
     assert_int_equal(world.net->nodes[0].appends, 16);
     assert_int_equal(gw_remote_held(world.sequence, 0), 0);
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 static void expect_failure(enum fake_mode mode, enum pp_status status, const char *cause)
 {
-    struct world world = world_new(2, GW_SHARD_TOKENS, 20, 1 << 20);
+    struct fake_world world = world_new(2, GW_SHARD_TOKENS, 20, 1 << 20);
     struct gw_remote_sequence *other = NULL;
     struct gw_remote_sequence_config config = fake_sequence_config(20);
     assert_int_equal(gw_remote_sequence_open(world.remote, &config, &other), PP_OK);
@@ -389,7 +374,7 @@ static void expect_failure(enum fake_mode mode, enum pp_status status, const cha
     assert_int_equal(gw_remote_flush(other), PP_OK);
     assert_int_equal(gw_remote_held(other, 0), 20);
     gw_remote_sequence_close(other);
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 static void a_refused_append_ends_the_sequence_with_its_cause(void **state)
@@ -413,7 +398,7 @@ static void acknowledging_more_than_was_sent_ends_it(void **state)
 static void a_node_that_is_gone_ends_it_within_2_s(void **state)
 {
     (void)state;
-    struct world world = world_new(2, GW_SHARD_TOKENS, 20, 1 << 20);
+    struct fake_world world = world_new(2, GW_SHARD_TOKENS, 20, 1 << 20);
     world.net->nodes[1].append_mode = FAKE_LOSE_ACKS;
     world.net->nodes[1].down = false;
     assert_int_equal(append(&world, 0, 0, 20), PP_OK);
@@ -423,13 +408,13 @@ static void a_node_that_is_gone_ends_it_within_2_s(void **state)
     assert_true(world.net->now_us - begun_us < 2000000);
     assert_non_null(strstr(gw_remote_error(world.sequence), "node b"));
     assert_non_null(strstr(gw_remote_error(world.sequence), "connection refused"));
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 static void truncate_cuts_every_part_and_appends_go_on(void **state)
 {
     (void)state;
-    struct world world = world_new(2, GW_SHARD_TOKENS, 20, 1 << 20);
+    struct fake_world world = world_new(2, GW_SHARD_TOKENS, 20, 1 << 20);
     assert_int_equal(append(&world, 0, 0, 16), PP_OK);
     assert_int_equal(append(&world, 1, 0, 8), PP_OK);
     assert_int_equal(gw_remote_truncate(world.sequence, 12), PP_OK);
@@ -444,13 +429,13 @@ static void truncate_cuts_every_part_and_appends_go_on(void **state)
     assert_int_equal(append(&world, 0, 3, 17), PP_OK);
     assert_int_equal(gw_remote_flush(world.sequence), PP_OK);
     assert_int_equal(gw_remote_held(world.sequence, 0), 20);
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 static void leases_are_renewed_while_nothing_happens(void **state)
 {
     (void)state;
-    struct world world = world_new(2, GW_SHARD_TOKENS, 20, 1 << 20);
+    struct fake_world world = world_new(2, GW_SHARD_TOKENS, 20, 1 << 20);
     uint64_t end_us = world.net->now_us + 3600ull * 1000000;
     while (world.net->now_us < end_us) {
         (void)gw_remote_poll(world.remote, end_us);
@@ -466,13 +451,13 @@ static void leases_are_renewed_while_nothing_happens(void **state)
         (void)gw_remote_poll(world.remote, end_us);
     }
     assert_non_null(strstr(gw_remote_error(world.sequence), "PART_EXPIRED"));
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 static void a_clock_that_went_back_does_not_keep_a_stream_closed(void **state)
 {
     (void)state;
-    struct world world = world_new(1, GW_SHARD_TOKENS, 0, 1 << 20);
+    struct fake_world world = world_new(1, GW_SHARD_TOKENS, 0, 1 << 20);
     fake_end(world.remote->nodes[0].append_call, PP_UNAVAILABLE, "connection reset");
     world.net->now_us += 60000000;
     while (world.remote->nodes[0].append_call != NULL) {
@@ -481,20 +466,20 @@ static void a_clock_that_went_back_does_not_keep_a_stream_closed(void **state)
     world.net->now_us -= 60000000;
     assert_int_equal(append(&world, 0, 0, 10), PP_OK);
     assert_int_equal(gw_remote_flush(world.sequence), PP_OK);
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 static void closing_closes_every_part(void **state)
 {
     (void)state;
-    struct world world = world_new(3, GW_SHARD_KV_HEADS, 0, 1 << 20);
+    struct fake_world world = world_new(3, GW_SHARD_KV_HEADS, 0, 1 << 20);
     struct fake_net *net = world.net;
     gw_remote_sequence_close(world.sequence);
     world.sequence = NULL;
     for (uint32_t i = 0; i < 3; ++i) {
         assert_int_equal(net->nodes[i].closes, 1);
     }
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 int main(void)

@@ -13,32 +13,16 @@
 
 #define TOKENS 30u
 
-struct world {
-    struct fake_net *net;
-    struct gw_remote *remote;
-    struct gw_remote_sequence *sequence; /* of one part */
-};
-
-static struct world world_new(uint32_t nodes)
+static struct fake_world world_new(uint32_t nodes)
 {
-    struct world world = {.net = fake_net_new()};
+    struct fake_net *net = fake_net_new();
     struct gw_remote_config config;
     struct gw_remote_sequence_config sequence = fake_sequence_config(0);
-    fake_remote_config(world.net, nodes, GW_SHARD_TOKENS, &config);
-    assert_int_equal(gw_remote_new(&config, &world.remote), PP_OK);
-    assert_int_equal(gw_remote_sequence_open(world.remote, &sequence, &world.sequence), PP_OK);
-    return world;
+    fake_remote_config(net, nodes, GW_SHARD_TOKENS, &config);
+    return fake_world_open(net, &config, &sequence);
 }
 
-static void world_free(struct world *world)
-{
-    gw_remote_sequence_close(world->sequence);
-    gw_remote_destroy(world->remote);
-    assert_int_equal(world->net->calls_open, 0);
-    free(world->net);
-}
-
-static enum pp_status hand_over(struct world *world)
+static enum pp_status hand_over(struct fake_world *world)
 {
     static float rows[TOKENS * 4 * FAKE_DIM];
     PP_TRY(gw_remote_append(world->sequence, 0, 0, TOKENS, rows, rows, true));
@@ -48,40 +32,40 @@ static enum pp_status hand_over(struct world *world)
 static void refused_rows_go_to_another_node(void **state)
 {
     (void)state;
-    struct world world = world_new(2);
+    struct fake_world world = world_new(2);
     uint32_t first = world.sequence->parts[0]->node->index;
     world.net->nodes[first].append_mode = FAKE_MEMORY;
     assert_int_equal(hand_over(&world), PP_MEMORY);
     assert_int_equal(gw_remote_recover(world.sequence), PP_OK);
     assert_int_equal(world.sequence->parts[0]->node->index, 1 - first);
     assert_int_equal(hand_over(&world), PP_OK);
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 static void rows_that_nobody_has_room_for_end_the_sequence(void **state)
 {
     (void)state;
-    struct world world = world_new(1);
+    struct fake_world world = world_new(1);
     world.net->nodes[0].append_mode = FAKE_MEMORY;
     assert_int_equal(hand_over(&world), PP_MEMORY);
     assert_int_equal(gw_remote_recover(world.sequence), PP_MEMORY);
     assert_non_null(strstr(gw_remote_error(world.sequence), "no node has room for its part"));
     assert_non_null(strstr(gw_remote_error(world.sequence), "node a"));
     assert_false(gw_remote_recoverable(world.sequence));
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 static void a_node_may_have_room_again_after_a_while(void **state)
 {
     (void)state;
-    struct world world = world_new(1);
+    struct fake_world world = world_new(1);
     world.net->nodes[0].append_mode = FAKE_MEMORY;
     assert_int_equal(hand_over(&world), PP_MEMORY);
     world.net->nodes[0].append_mode = FAKE_RIGHT;
     world.net->now_us += 10000000;
     assert_int_equal(gw_remote_recover(world.sequence), PP_OK);
     assert_int_equal(hand_over(&world), PP_OK);
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 int main(void)

@@ -13,34 +13,18 @@
 
 #define TOKENS 30u
 
-struct world {
-    struct fake_net *net;
-    struct gw_remote *remote;
-    struct gw_remote_sequence *sequence;
-};
-
-static struct world world_new(void)
+static struct fake_world world_new(void)
 {
-    struct world world = {.net = fake_net_new()};
+    struct fake_net *net = fake_net_new();
     struct gw_remote_config config;
-    fake_remote_config(world.net, FAKE_NODES, GW_SHARD_TOKENS, &config);
+    fake_remote_config(net, FAKE_NODES, GW_SHARD_TOKENS, &config);
     config.replicas = 2;
     struct gw_remote_sequence_config sequence = fake_sequence_config(TOKENS);
-    assert_int_equal(gw_remote_new(&config, &world.remote), PP_OK);
-    assert_int_equal(gw_remote_sequence_open(world.remote, &sequence, &world.sequence), PP_OK);
-    return world;
-}
-
-static void world_free(struct world *world)
-{
-    gw_remote_sequence_close(world->sequence);
-    gw_remote_destroy(world->remote);
-    assert_int_equal(world->net->calls_open, 0);
-    free(world->net);
+    return fake_world_open(net, &config, &sequence);
 }
 
 /* Members of all sets on the node. */
-static uint32_t members_on(const struct world *world, uint32_t node)
+static uint32_t members_on(const struct fake_world *world, uint32_t node)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < world->sequence->route.part_count; ++i) {
@@ -52,7 +36,7 @@ static uint32_t members_on(const struct world *world, uint32_t node)
     return count;
 }
 
-static void poll_until(const struct world *world, uint32_t node, uint32_t members)
+static void poll_until(const struct fake_world *world, uint32_t node, uint32_t members)
 {
     for (uint32_t i = 0; i < 10000 && members_on(world, node) != members; ++i) {
         (void)gw_remote_poll(world->remote, fake_now(world->net) + 10000);
@@ -61,7 +45,7 @@ static void poll_until(const struct world *world, uint32_t node, uint32_t member
 }
 
 /* The connection goes, and nobody answers at the address. */
-static void kill_node(struct world *world, uint32_t node)
+static void kill_node(struct fake_world *world, uint32_t node)
 {
     world->net->nodes[node].down = true;
     fake_end(world->remote->nodes[node].attend_call, PP_UNAVAILABLE, "reset");
@@ -71,7 +55,7 @@ static void kill_node(struct world *world, uint32_t node)
 static void a_node_that_dies_is_left_by_parts_that_are_not_asked(void **state)
 {
     (void)state;
-    struct world world = world_new();
+    struct fake_world world = world_new();
     assert_int_equal(members_on(&world, 1), 2);
     uint64_t begun_us = fake_now(world.net);
     kill_node(&world, 1);
@@ -79,14 +63,14 @@ static void a_node_that_dies_is_left_by_parts_that_are_not_asked(void **state)
     assert_in_range(fake_now(world.net) - begun_us, 0, 500000); /* not at the end of its lease */
     assert_int_equal(members_on(&world, 0) + members_on(&world, 2), 4);
     assert_int_equal(gw_remote_nodes_in_use(world.remote), 2);
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 static void the_last_member_is_kept_until_somebody_needs_it(void **state)
 {
     (void)state;
     static float rows[TOKENS * 4 * FAKE_DIM];
-    struct world world = world_new();
+    struct fake_world world = world_new();
     kill_node(&world, 1);
     poll_until(&world, 1, 0);
     kill_node(&world, 2);
@@ -94,13 +78,13 @@ static void the_last_member_is_kept_until_somebody_needs_it(void **state)
     assert_int_equal(gw_remote_append(world.sequence, 0, 0, TOKENS, rows, rows, true), PP_OK);
     assert_int_not_equal(gw_remote_flush(world.sequence), PP_OK);
     assert_true(gw_remote_recoverable(world.sequence));
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 static void a_stream_that_ends_on_a_node_that_answers_costs_nothing(void **state)
 {
     (void)state;
-    struct world world = world_new();
+    struct fake_world world = world_new();
     fake_end(world.remote->nodes[1].attend_call, PP_UNAVAILABLE, "reset");
     fake_end(world.remote->nodes[1].append_call, PP_UNAVAILABLE, "reset");
     for (uint32_t i = 0; i < 200; ++i) {
@@ -108,14 +92,14 @@ static void a_stream_that_ends_on_a_node_that_answers_costs_nothing(void **state
         assert_int_equal(gw_remote_nodes_in_use(world.remote), FAKE_NODES);
     }
     assert_int_equal(members_on(&world, 1), 2);
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 /* Both drain by the time the copy is whole: somebody has to answer for the part. */
 static void a_draining_node_is_not_left_for_one_that_drains_too(void **state)
 {
     (void)state;
-    struct world world = {.net = fake_net_new()};
+    struct fake_world world = {.net = fake_net_new()};
     struct gw_remote_config config;
     struct gw_remote_sequence_config sequence = fake_sequence_config(0); /* one part */
     fake_remote_config(world.net, 2, GW_SHARD_TOKENS, &config);
@@ -132,7 +116,7 @@ static void a_draining_node_is_not_left_for_one_that_drains_too(void **state)
     assert_int_equal(world.remote->copied, 1);
     assert_int_equal(world.sequence->sets[0].member_count, 2);
     assert_int_equal(world.net->nodes[first].closes, 0);
-    world_free(&world);
+    fake_world_free(&world);
 }
 
 int main(void)
