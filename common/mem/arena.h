@@ -3,7 +3,7 @@
  * pages; sanitizer builds take from the sanitizer's own allocator, so that every access is checked.
  * For indexes and scratch; K/V rows come from pages.h, which never moves them. Freed memory
  * is kept for the next taker for a second; it goes back to the system when something is taken or
- * given after that, or at a purge. Threads: any.
+ * given after that, or at a purge. The addresses stay the arena's until its end. Threads: any.
  */
 #ifndef PIGPEN_COMMON_MEM_ARENA_H
 #define PIGPEN_COMMON_MEM_ARENA_H

@@ -1,7 +1,8 @@
 /*
  * Arenas over jemalloc: indexes and scratch. One jemalloc arena each, whose extents are mapped here
  * so that they are bound to a NUMA node and asked to be huge. No thread caches: what is given back
- * counts as free at once. What the blocks hold, it does not know.
+ * counts as free at once. Addresses are kept until the arena ends: memory goes back by madvise.
+ * What the blocks hold, it does not know.
  */
 #include "common/mem/arena.h"
 
@@ -66,19 +67,28 @@ static void *extent_alloc(extent_hooks_t *hooks, void *wanted, size_t bytes, siz
     return memory;
 }
 
+/* Never, so that extent_purge is asked instead. jemalloc 5.3 tells arenas apart at the head of a
+ * mapping only: were its middle unmapped, another arena's mapping could fill the hole, and its tail
+ * would be merged with what follows here, under the lock of one of the two. */
 static bool extent_dalloc(extent_hooks_t *hooks, void *memory, size_t bytes, bool committed,
                           unsigned index)
 {
     (void)hooks;
+    (void)memory;
+    (void)bytes;
     (void)committed;
     (void)index;
-    return munmap(memory, bytes) != 0;
+    return true;
 }
 
+/* The arena ends: nothing of the mapping is in use. */
 static void extent_destroy(extent_hooks_t *hooks, void *memory, size_t bytes, bool committed,
                            unsigned index)
 {
-    (void)extent_dalloc(hooks, memory, bytes, committed, index);
+    (void)hooks;
+    (void)committed;
+    (void)index;
+    munmap(memory, bytes);
 }
 
 static bool extent_purge(extent_hooks_t *hooks, void *memory, size_t bytes, size_t offset,
@@ -113,7 +123,7 @@ static bool extent_merge(extent_hooks_t *hooks, void *first, size_t first_bytes,
     (void)second_bytes;
     (void)committed;
     (void)index;
-    return false; /* munmap takes neighbours in one call. */
+    return false; /* So can neighbours of one mapping be joined. */
 }
 
 static enum pp_status set_decay(unsigned index, const char *name)

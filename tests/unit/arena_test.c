@@ -8,13 +8,17 @@
 
 #include <cmocka.h>
 
+#include <dlfcn.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "common/base/rng.h"
 #include "common/mem/arena.h"
 
 #define BLOCKS 64
+#define PAGE   4096u
 
 static void blocks_are_aligned_apart_and_usable(void **state)
 {
@@ -134,6 +138,117 @@ static void threads_may_share_an_arena(void **state)
     pp_arena_destroy(arena);
 }
 
+static void skip_where_a_sanitizer_allocates(void)
+{
+    if (dlsym(RTLD_DEFAULT, "mallocx") == NULL) {
+        print_message("skipped: a sanitizer's allocator is used here, which no arena shares\n");
+        skip();
+    }
+}
+
+/* Where the process's own allocator could map between an arena's blocks, it would take some of them
+ * for its own. */
+static void what_is_purged_keeps_its_addresses(void **state)
+{
+    (void)state;
+    skip_where_a_sanitizer_allocates();
+    struct pp_arena *arena;
+    void *blocks[3];
+    unsigned char resident[1];
+    assert_int_equal(pp_arena_new(-1, PP_HUGEPAGES_OFF, &arena), PP_OK);
+    for (int index = 0; index < 3; ++index) {
+        assert_int_equal(pp_arena_take(arena, 4u << 20, &blocks[index]), PP_OK);
+        memset(blocks[index], 1, 4u << 20);
+    }
+    pp_arena_give(arena, blocks[1], 4u << 20);
+    pp_arena_purge(arena);
+    char *page = (char *)blocks[1] - (uintptr_t)blocks[1] % PAGE;
+    assert_int_equal(mincore(page, PAGE, resident), 0); /* ENOMEM where nothing is mapped */
+    assert_int_equal(resident[0] & 1, 0);
+    pp_arena_give(arena, blocks[0], 4u << 20);
+    pp_arena_give(arena, blocks[2], 4u << 20);
+    pp_arena_destroy(arena);
+}
+
+/* Blocks of malloc, each full of its number, come and go. Of a new thread, so that a new arena of
+ * the process's own maps. */
+static void *fill_and_free(void *argument)
+{
+    uint64_t seed = *(const uint64_t *)argument;
+    unsigned char *blocks[BLOCKS] = {NULL};
+    uint64_t bytes[BLOCKS];
+    void *failed = NULL;
+    for (uint64_t round = 0; round < 2000 && failed == NULL; ++round) {
+        uint64_t draw = pp_rng_at(seed, round);
+        uint64_t at = draw % BLOCKS;
+        if (blocks[at] == NULL) {
+            bytes[at] = 1 + (draw >> 20) % 300000;
+            blocks[at] = malloc(bytes[at]);
+            memset(blocks[at], (int)at, bytes[at]);
+            continue;
+        }
+        failed = blocks[at][(draw >> 20) % bytes[at]] == at ? NULL : argument;
+        free(blocks[at]);
+        blocks[at] = NULL;
+    }
+    for (int index = 0; index < BLOCKS; ++index) {
+        free(blocks[index]);
+    }
+    return failed;
+}
+
+static void give_about_half(struct pp_arena *arena, unsigned char **blocks, const uint64_t *bytes,
+                            uint64_t seed)
+{
+    for (uint64_t at = 0; at < BLOCKS; ++at) {
+        if (blocks[at] != NULL && pp_rng_at(seed, at) % 2 == 0) {
+            assert_int_equal(blocks[at][bytes[at] / 2], at);
+            pp_arena_give(arena, blocks[at], bytes[at]);
+            blocks[at] = NULL;
+        }
+    }
+}
+
+static void the_allocator_of_the_process_goes_on_beside_arenas(void **state)
+{
+    (void)state;
+    skip_where_a_sanitizer_allocates();
+    struct pp_arena *arena;
+    unsigned char *blocks[BLOCKS] = {NULL};
+    uint64_t bytes[BLOCKS];
+    assert_int_equal(pp_arena_new(-1, PP_HUGEPAGES_TRY, &arena), PP_OK);
+    for (uint64_t round = 0; round < 20; ++round) {
+        for (uint64_t at = 0; at < BLOCKS; ++at) {
+            void *memory = blocks[at];
+            if (memory == NULL) {
+                bytes[at] = 1 + pp_rng_at(round, at) % (3u << 20);
+                assert_int_equal(pp_arena_take(arena, bytes[at], &memory), PP_OK);
+                memset(memory, (int)at, bytes[at]);
+                blocks[at] = memory;
+            }
+        }
+        give_about_half(arena, blocks, bytes, 100 + round);
+        pp_arena_purge(arena);
+        pthread_t threads[4];
+        uint64_t seeds[4];
+        for (int index = 0; index < 4; ++index) {
+            seeds[index] = 4 * round + (uint64_t)index;
+            assert_int_equal(pthread_create(&threads[index], NULL, fill_and_free, &seeds[index]),
+                             0);
+        }
+        give_about_half(arena, blocks, bytes, 200 + round);
+        for (int index = 0; index < 4; ++index) {
+            void *failed;
+            assert_int_equal(pthread_join(threads[index], &failed), 0);
+            assert_null(failed);
+        }
+    }
+    for (int index = 0; index < BLOCKS; ++index) {
+        pp_arena_give(arena, blocks[index], bytes[index]);
+    }
+    pp_arena_destroy(arena);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -142,6 +257,8 @@ int main(void)
         cmocka_unit_test(arenas_are_separate_and_bound_where_they_can_be),
         cmocka_unit_test(impossible_sizes_are_refused),
         cmocka_unit_test(threads_may_share_an_arena),
+        cmocka_unit_test(what_is_purged_keeps_its_addresses),
+        cmocka_unit_test(the_allocator_of_the_process_goes_on_beside_arenas),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
