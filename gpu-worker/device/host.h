@@ -54,6 +54,15 @@ enum pp_status gw_host_embed(struct gw_device *device, struct gw_stream *stream,
 enum pp_status gw_host_rms_norm(struct gw_device *device, struct gw_stream *stream, const float *x,
                                 const float *weight, float epsilon, uint32_t rows, uint32_t width,
                                 float *out);
+enum pp_status gw_host_add_rms_norm(struct gw_device *device, struct gw_stream *stream,
+                                    const float *y, const float *weight, float epsilon,
+                                    uint32_t rows, uint32_t width, float *x, float *out);
+enum pp_status gw_host_gather_rows(struct gw_device *device, struct gw_stream *stream,
+                                   const float *x, const uint32_t *at, uint32_t count,
+                                   uint32_t width, float *out);
+enum pp_status gw_host_scatter_rows(struct gw_device *device, struct gw_stream *stream,
+                                    const float *from, const uint32_t *at, uint32_t count,
+                                    uint32_t width, float *x);
 enum pp_status gw_host_add_bias(struct gw_device *device, struct gw_stream *stream,
                                 const float *bias, uint32_t rows, uint32_t width, float *x);
 enum pp_status gw_host_rope(struct gw_device *device, struct gw_stream *stream,

@@ -4,6 +4,7 @@
  * (Shazeer, arXiv 2002.05202) and rounding to a wire dtype. It refuses to know what they feed.
  */
 #include <math.h>
+#include <string.h>
 
 #include "common/base/assert.h"
 #include "common/run/team.h"
@@ -34,7 +35,9 @@ enum pp_status gw_host_embed(struct gw_device *device, struct gw_stream *stream,
 
 struct norm_work {
     const struct gw_host_kernels *kernels;
-    const float *x, *weight;
+    float *x;       /* written where y is added */
+    const float *y; /* NULL: none */
+    const float *weight;
     float epsilon;
     uint32_t width;
     float *out;
@@ -44,8 +47,11 @@ static void norm_row(void *context, uint64_t index, uint32_t thread)
 {
     (void)thread;
     const struct norm_work *work = context;
-    const float *x = work->x + index * work->width;
+    float *x = work->x + index * work->width;
     float *out = work->out + index * work->width;
+    for (uint32_t i = 0; work->y != NULL && i < work->width; i++) {
+        x[i] += work->y[index * work->width + i];
+    }
     float mean = work->kernels->square_sum(x, work->width) / (float)work->width;
     float factor = 1.0f / sqrtf(mean + work->epsilon);
     for (uint32_t i = 0; i < work->width; i++) {
@@ -59,8 +65,44 @@ enum pp_status gw_host_rms_norm(struct gw_device *device, struct gw_stream *stre
 {
     (void)stream;
     struct gw_host_device *host = gw_host_device(device);
-    struct norm_work work = {host->kernels, x, weight, epsilon, width, out};
+    struct norm_work work = {
+        host->kernels, (float *)(uintptr_t)x, NULL, weight, epsilon, width, out};
     pp_team_for(elementwise_threads(host, (uint64_t)rows * width), rows, norm_row, &work);
+    return PP_OK;
+}
+
+enum pp_status gw_host_add_rms_norm(struct gw_device *device, struct gw_stream *stream,
+                                    const float *y, const float *weight, float epsilon,
+                                    uint32_t rows, uint32_t width, float *x, float *out)
+{
+    (void)stream;
+    struct gw_host_device *host = gw_host_device(device);
+    struct norm_work work = {host->kernels, x, y, weight, epsilon, width, out};
+    pp_team_for(elementwise_threads(host, (uint64_t)rows * width), rows, norm_row, &work);
+    return PP_OK;
+}
+
+enum pp_status gw_host_gather_rows(struct gw_device *device, struct gw_stream *stream,
+                                   const float *x, const uint32_t *at, uint32_t count,
+                                   uint32_t width, float *out)
+{
+    (void)device;
+    (void)stream;
+    for (uint32_t i = 0; i < count; i++) {
+        memcpy(out + (uint64_t)i * width, x + (uint64_t)at[i] * width, width * sizeof(float));
+    }
+    return PP_OK;
+}
+
+enum pp_status gw_host_scatter_rows(struct gw_device *device, struct gw_stream *stream,
+                                    const float *from, const uint32_t *at, uint32_t count,
+                                    uint32_t width, float *x)
+{
+    (void)device;
+    (void)stream;
+    for (uint32_t i = 0; i < count; i++) {
+        memcpy(x + (uint64_t)at[i] * width, from + (uint64_t)i * width, width * sizeof(float));
+    }
     return PP_OK;
 }
 

@@ -47,9 +47,9 @@ enum pp_status gw_engine_finish_layer(struct gw_engine *engine, const struct gw_
     const struct gw_device_ops *ops = engine->device->ops;
     struct gw_device *device = engine->device;
     struct gw_stream *stream = engine->stream;
-    PP_TRY(ops->linear(device, stream, &layer->o, engine->o, rows, true, x));
-    PP_TRY(ops->rms_norm(device, stream, x, layer->ffn_norm, engine->norm_epsilon, rows,
-                         engine->info.hidden, engine->normed));
+    PP_TRY(ops->linear(device, stream, &layer->o, engine->o, rows, false, engine->normed));
+    PP_TRY(ops->add_rms_norm(device, stream, engine->normed, layer->ffn_norm, engine->norm_epsilon,
+                             rows, engine->info.hidden, x, engine->normed));
     PP_TRY(forward_project(engine, &layer->gate, NULL, rows, engine->gate));
     PP_TRY(forward_project(engine, &layer->up, NULL, rows, engine->up));
     PP_TRY(ops->swiglu(device, stream, engine->gate, engine->up, (uint64_t)rows * engine->ffn,

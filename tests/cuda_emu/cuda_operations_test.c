@@ -32,6 +32,93 @@ static void rms_norm_is_the_hosts_in_place_and_apart(void **state)
     both_destroy(&both);
 }
 
+static void a_residual_and_its_norm_are_the_hosts(void **state)
+{
+    (void)state;
+    struct both both = both_new(&small_heads);
+    static const uint32_t widths[] = {1, 3, 31, 64, 576, 1027};
+    for (uint32_t i = 0; i < 12; i++) {
+        uint32_t rows = i % 3 + 1, width = widths[i / 2];
+        uint64_t count = (uint64_t)rows * width, bytes = count * sizeof(float);
+        float *x = both_floats(count, 3.0f), *y = both_floats(count, 5.0f);
+        float *weight = both_floats(width, 1.0f), *out[2], *sum[2];
+        for (uint32_t j = 0; j < 2; j++) {
+            struct gw_device *device = both.devices[j];
+            float *there = both_put(device, x, bytes), *other = both_put(device, y, bytes);
+            float *weights = both_put(device, weight, width * sizeof(float));
+            void *apart;
+            assert_int_equal(device->ops->alloc(device, bytes, &apart), PP_OK);
+            assert_int_equal(device->ops->add_rms_norm(device, NULL, other, weights, 1e-5f, rows,
+                                                       width, there, i % 2 == 0 ? other : apart),
+                             PP_OK);
+            out[j] = both_get(device, i % 2 == 0 ? other : apart, bytes);
+            sum[j] = both_get(device, there, bytes);
+            device->ops->free(device, i % 2 == 0 ? apart : other);
+            device->ops->free(device, weights);
+        }
+        assert_memory_equal(sum[0], sum[1], bytes);
+        for (uint64_t k = 0; k < count; k++) {
+            assert_true(sum[0][k] == x[k] + y[k]);
+        }
+        both_near(out[0], out[1], count, 1e-6);
+        free(sum[0]);
+        free(sum[1]);
+        free(x);
+        free(y);
+        free(weight);
+    }
+    both_destroy(&both);
+}
+
+/* Every third row out of many, last first, to and fro; more than the limit of a call. */
+static void rows_of_a_batch_are_gathered_and_scattered_back(void **state)
+{
+    (void)state;
+    struct both both = both_new(&small_heads);
+    static const uint32_t widths[] = {1, 3, 64, 129};
+    static const uint32_t counts[] = {1, 7, BOTH_ROWS_MAX, BOTH_ROWS_MAX + 5};
+    for (uint32_t i = 0; i < 8; i++) {
+        uint32_t width = widths[i / 2], count = counts[(i + i / 4) % 4], rows = 3 * count;
+        uint64_t bytes = (uint64_t)rows * width * sizeof(float);
+        uint64_t moved = (uint64_t)count * width * sizeof(float);
+        uint32_t *at = malloc(count * sizeof(*at));
+        assert_non_null(at);
+        for (uint32_t j = 0; j < count; j++) {
+            at[j] = rows - 1 - 3 * j;
+        }
+        float *x = both_floats((uint64_t)rows * width, 1.0f);
+        float *other = both_floats((uint64_t)rows * width, 1.0f);
+        for (uint32_t j = 0; j < 2; j++) {
+            struct gw_device *device = both.devices[j];
+            float *there = both_put(device, x, bytes), *to = both_put(device, other, bytes);
+            void *some;
+            assert_int_equal(device->ops->alloc(device, moved, &some), PP_OK);
+            assert_int_equal(device->ops->gather_rows(device, NULL, there, at, count, width, some),
+                             PP_OK);
+            assert_int_equal(device->ops->scatter_rows(device, NULL, some, at, count, width, to),
+                             PP_OK);
+            float *gathered = both_get(device, some, moved),
+                  *scattered = both_get(device, to, bytes);
+            for (uint32_t k = 0; k < rows; k++) {
+                bool chosen = k % 3 == 2;
+                const float *row = (chosen ? x : other) + (uint64_t)k * width;
+                assert_memory_equal(scattered + (uint64_t)k * width, row, width * sizeof(float));
+            }
+            for (uint32_t k = 0; k < count; k++) {
+                assert_memory_equal(gathered + (uint64_t)k * width, x + (uint64_t)at[k] * width,
+                                    width * sizeof(float));
+            }
+            free(gathered);
+            free(scattered);
+            device->ops->free(device, there);
+        }
+        free(at);
+        free(x);
+        free(other);
+    }
+    both_destroy(&both);
+}
+
 static void rope_turns_as_on_the_host(void **state)
 {
     (void)state;
@@ -313,6 +400,8 @@ int main(void)
     both_begin();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(rms_norm_is_the_hosts_in_place_and_apart, both_setup),
+        cmocka_unit_test_setup(a_residual_and_its_norm_are_the_hosts, both_setup),
+        cmocka_unit_test_setup(rows_of_a_batch_are_gathered_and_scattered_back, both_setup),
         cmocka_unit_test_setup(rope_turns_as_on_the_host, both_setup),
         cmocka_unit_test_setup(biases_and_gates_are_the_hosts, both_setup),
         cmocka_unit_test_setup(values_become_the_same_bits_of_every_dtype, both_setup),

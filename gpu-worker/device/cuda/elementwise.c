@@ -45,6 +45,54 @@ enum pp_status gw_cuda_rms_norm(struct gw_device *device, struct gw_stream *stre
     return GW_CUDA_LAUNCH(cuda, gw_cuda_stream(cuda, stream), GW_CUDA_rms_norm, &shape, &args);
 }
 
+enum pp_status gw_cuda_add_rms_norm(struct gw_device *device, struct gw_stream *stream,
+                                    const float *y, const float *weight, float epsilon,
+                                    uint32_t rows, uint32_t width, float *x, float *out)
+{
+    struct gw_cuda_device *cuda = gw_cuda_device(device);
+    const struct gw_cuda_rms_norm_args args = {
+        .x = x, .weight = weight, .y = y, .sum = x, .out = out, .epsilon = epsilon, .width = width};
+    const struct gw_cuda_shape shape = {rows, 1, 1, ROW_THREADS,
+                                        ROW_THREADS / WARP * sizeof(float)};
+    return GW_CUDA_LAUNCH(cuda, gw_cuda_stream(cuda, stream), GW_CUDA_add_rms_norm, &shape, &args);
+}
+
+/* Rows by number, as many at a time as there is room for their numbers. */
+static enum pp_status move_rows(struct gw_device *device, struct gw_stream *stream,
+                                enum gw_cuda_kernel kernel, const float *from, const uint32_t *at,
+                                uint32_t count, uint32_t width, float *out)
+{
+    struct gw_cuda_device *cuda = gw_cuda_device(device);
+    uint32_t step = cuda->limits.rows_max;
+    bool scatters = kernel == GW_CUDA_scatter_rows;
+    for (uint32_t begin = 0; begin < count; begin += step) {
+        uint32_t rows = count - begin < step ? count - begin : step;
+        uint64_t moved = (uint64_t)begin * width;
+        const struct gw_cuda_move_rows_args args = {.from = from + (scatters ? moved : 0),
+                                                    .at = cuda->ids,
+                                                    .out = out + (scatters ? 0 : moved),
+                                                    .width = width};
+        const struct gw_cuda_shape shape = {rows, 1, 1, HEAD_THREADS, 0};
+        PP_TRY(gw_cuda_copy_in(device, stream, cuda->ids, at + begin, rows * sizeof(*at)));
+        PP_TRY(GW_CUDA_LAUNCH(cuda, gw_cuda_stream(cuda, stream), kernel, &shape, &args));
+    }
+    return PP_OK;
+}
+
+enum pp_status gw_cuda_gather_rows(struct gw_device *device, struct gw_stream *stream,
+                                   const float *x, const uint32_t *at, uint32_t count,
+                                   uint32_t width, float *out)
+{
+    return move_rows(device, stream, GW_CUDA_gather_rows, x, at, count, width, out);
+}
+
+enum pp_status gw_cuda_scatter_rows(struct gw_device *device, struct gw_stream *stream,
+                                    const float *from, const uint32_t *at, uint32_t count,
+                                    uint32_t width, float *x)
+{
+    return move_rows(device, stream, GW_CUDA_scatter_rows, from, at, count, width, x);
+}
+
 enum pp_status gw_cuda_add_bias(struct gw_device *device, struct gw_stream *stream,
                                 const float *bias, uint32_t rows, uint32_t width, float *x)
 {

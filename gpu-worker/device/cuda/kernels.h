@@ -13,6 +13,9 @@
 #define GW_CUDA_KERNELS(X)                                                                         \
     X(embed, embed, 128)                                                                           \
     X(rms_norm, rms_norm, 256)                                                                     \
+    X(add_rms_norm, rms_norm, 256)                                                                 \
+    X(gather_rows, move_rows, 128)                                                                 \
+    X(scatter_rows, move_rows, 128)                                                                \
     X(add_bias, add_bias, 256)                                                                     \
     X(rope, rope, 128)                                                                             \
     X(swiglu, swiglu, 256)                                                                         \
@@ -65,8 +68,18 @@ struct gw_cuda_embed_args {
 
 struct gw_cuda_rms_norm_args {
     const float *x, *weight; /* [grid.x][width], [width] */
-    float *out;              /* may be x */
+    const float *y;          /* [grid.x][width], of add_rms_norm: x += y first, at sum */
+    float *sum;              /* x */
+    float *out;              /* may be x, or y */
     float epsilon;
+    uint32_t width;
+};
+
+/* gather_rows: out row i = from row at[i]; scatter_rows: out row at[i] = from row i; i: grid.x. */
+struct gw_cuda_move_rows_args {
+    const float *from;
+    const uint32_t *at;
+    float *out;
     uint32_t width;
 };
 
