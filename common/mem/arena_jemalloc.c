@@ -24,6 +24,7 @@ struct pp_arena {
     unsigned index;
     int numa_node;
     enum pp_hugepages hugepages;
+    bool ending; /* nothing of it is in use, and all memory went back */
     _Atomic uint64_t allocated;
 };
 
@@ -67,28 +68,21 @@ static void *extent_alloc(extent_hooks_t *hooks, void *wanted, size_t bytes, siz
     return memory;
 }
 
-/* Never, so that extent_purge is asked instead. jemalloc 5.3 tells arenas apart at the head of a
- * mapping only: were its middle unmapped, another arena's mapping could fill the hole, and its tail
- * would be merged with what follows here, under the lock of one of the two. */
+/* Not while it lives: extent_purge is asked then instead. jemalloc 5.3 tells arenas apart at the
+ * head of a mapping only: were its middle unmapped, another arena's mapping could fill the hole,
+ * and its tail would be merged with what follows here, under the lock of one of the two. */
 static bool extent_dalloc(extent_hooks_t *hooks, void *memory, size_t bytes, bool committed,
                           unsigned index)
 {
-    (void)hooks;
-    (void)memory;
-    (void)bytes;
     (void)committed;
     (void)index;
-    return true;
+    return !arena_of(hooks)->ending || munmap(memory, bytes) != 0;
 }
 
-/* The arena ends: nothing of the mapping is in use. */
 static void extent_destroy(extent_hooks_t *hooks, void *memory, size_t bytes, bool committed,
                            unsigned index)
 {
-    (void)hooks;
-    (void)committed;
-    (void)index;
-    munmap(memory, bytes);
+    (void)extent_dalloc(hooks, memory, bytes, committed, index);
 }
 
 static bool extent_purge(extent_hooks_t *hooks, void *memory, size_t bytes, size_t offset,
@@ -134,6 +128,16 @@ static enum pp_status set_decay(unsigned index, const char *name)
     return mallctl(path, NULL, NULL, &decay_ms, sizeof(decay_ms)) == 0 ? PP_OK : PP_INTERNAL;
 }
 
+/* Where false, jemalloc still knows the arena and its hooks. */
+static bool end(struct pp_arena *arena)
+{
+    pp_arena_purge(arena);
+    arena->ending = true;
+    char path[64];
+    snprintf(path, sizeof(path), "arena.%u.destroy", arena->index);
+    return mallctl(path, NULL, NULL, NULL, 0) == 0;
+}
+
 enum pp_status pp_arena_new(int numa_node, enum pp_hugepages hugepages, struct pp_arena **arena_out)
 {
     if (hugepages == PP_HUGEPAGES_REQUIRE && !pp_pages_huge_supported()) {
@@ -167,10 +171,8 @@ enum pp_status pp_arena_new(int numa_node, enum pp_hugepages hugepages, struct p
     *arena_out = arena;
     return PP_OK;
 
-err_arena_index:;
-    char path[64];
-    snprintf(path, sizeof(path), "arena.%u.destroy", arena->index);
-    (void)mallctl(path, NULL, NULL, NULL, 0);
+err_arena_index:
+    (void)end(arena);
 err_arena:
     free(arena);
     return PP_MEMORY;
@@ -182,9 +184,7 @@ void pp_arena_destroy(struct pp_arena *arena)
         return;
     }
     PP_ASSERT(atomic_load(&arena->allocated) == 0);
-    char path[64];
-    snprintf(path, sizeof(path), "arena.%u.destroy", arena->index);
-    if (mallctl(path, NULL, NULL, NULL, 0) != 0) {
+    if (!end(arena)) {
         PP_LOG_WARNF("arena", "jemalloc keeps the arena", "arena=%u", arena->index);
         return; /* Its hooks must outlive it. */
     }

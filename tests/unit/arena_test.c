@@ -10,6 +10,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -170,6 +171,32 @@ static void what_is_purged_keeps_its_addresses(void **state)
     pp_arena_destroy(arena);
 }
 
+static uint64_t pages_mapped(void)
+{
+    FILE *file = fopen("/proc/self/statm", "r");
+    unsigned long pages = 0;
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%lu", &pages), 1);
+    fclose(file);
+    return pages;
+}
+
+static void an_arena_that_ended_leaves_no_addresses(void **state)
+{
+    (void)state;
+    uint64_t before = 0;
+    for (int round = 0; round < 200; ++round) {
+        struct pp_arena *arena;
+        void *memory;
+        assert_int_equal(pp_arena_new(-1, PP_HUGEPAGES_TRY, &arena), PP_OK);
+        assert_int_equal(pp_arena_take(arena, 1u << 20, &memory), PP_OK);
+        pp_arena_give(arena, memory, 1u << 20);
+        pp_arena_destroy(arena);
+        before = round == 20 ? pages_mapped() : before;
+    }
+    assert_true(pages_mapped() < before + (100u << 20) / PAGE); /* a sanitizer keeps some */
+}
+
 /* Blocks of malloc, each full of its number, come and go. Of a new thread, so that a new arena of
  * the process's own maps. */
 static void *fill_and_free(void *argument)
@@ -258,6 +285,7 @@ int main(void)
         cmocka_unit_test(impossible_sizes_are_refused),
         cmocka_unit_test(threads_may_share_an_arena),
         cmocka_unit_test(what_is_purged_keeps_its_addresses),
+        cmocka_unit_test(an_arena_that_ended_leaves_no_addresses),
         cmocka_unit_test(the_allocator_of_the_process_goes_on_beside_arenas),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
