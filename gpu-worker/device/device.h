@@ -7,7 +7,8 @@
  * said to be the host's. Operations go to a stream, run in its order and are finished after
  * synchronize; on the host each is finished when its call returns. Host memory that an operation
  * reads may be reused when it returns; host memory that it writes is written then, but for
- * copy_out's, which is after synchronize. The NULL stream is one of the device's own, and what
+ * copy_out's, which is after synchronize, and pinned memory, which is the stream's until an event
+ * behind the operation is done. The NULL stream is one of the device's own, and what
  * copy_in copies there is copied when it returns. Activations are f32, row-major, rows dense.
  * Shapes were checked by whoever loaded the model: the operations assert on them.
  *
@@ -77,14 +78,20 @@ struct gw_device_limits {
     uint32_t rows_max;    /* activations rows of one call */
     struct gw_heads heads;
     uint64_t kv_tokens_max; /* of one attend */
+    uint64_t view_bytes;    /* of one view; larger ones take memory when they are asked for */
 };
+
+/* Views that may be there at a time. */
+#define GW_DEVICE_VIEWS 8u
 
 struct gw_device;
 struct gw_stream;
 struct gw_event;
+struct gw_graph;
 
 struct gw_device_ops {
     const char *name;
+    bool queues; /* operations run behind their calls; false: within them */
     void (*destroy)(struct gw_device *device);
     enum pp_status (*prepare)(struct gw_device *device, const struct gw_device_limits *limits);
 
@@ -102,12 +109,23 @@ struct gw_device_ops {
     enum pp_status (*synchronize)(struct gw_device *device, struct gw_stream *stream);
     enum pp_status (*event_new)(struct gw_device *device, struct gw_event **event_out);
     void (*event_destroy)(struct gw_device *device, struct gw_event *event);
-    /* record marks a point of a stream; wait holds another stream back until it; done asks. */
+    /* record marks a point of a stream; wait holds another stream back until it; done asks, and
+     * synchronize returns when it is done. One that was never recorded is. */
     enum pp_status (*event_record)(struct gw_device *device, struct gw_event *event,
                                    struct gw_stream *stream);
     enum pp_status (*event_wait)(struct gw_device *device, struct gw_event *event,
                                  struct gw_stream *stream);
     bool (*event_done)(struct gw_device *device, struct gw_event *event);
+    enum pp_status (*event_synchronize)(struct gw_device *device, struct gw_event *event);
+
+    /* Host memory that copies run from and to by themselves, 64-byte aligned. It is freed when
+     * nothing is pending on it. */
+    enum pp_status (*pinned_alloc)(struct gw_device *device, uint64_t bytes, void **memory_out);
+    void (*pinned_free)(struct gw_device *device, void *memory);
+    enum pp_status (*pinned_in)(struct gw_device *device, struct gw_stream *stream, void *to,
+                                const void *from_pinned, uint64_t bytes);
+    enum pp_status (*pinned_out)(struct gw_device *device, struct gw_stream *stream,
+                                 void *to_pinned, const void *from, uint64_t bytes);
 
     /* Copies between host and device or within the device; ranges of within may overlap. */
     enum pp_status (*copy_in)(struct gw_device *device, struct gw_stream *stream, void *to,
@@ -116,8 +134,9 @@ struct gw_device_ops {
                                const void *from, uint64_t bytes);
     enum pp_status (*copy_within)(struct gw_device *device, struct gw_stream *stream, void *to,
                                   const void *from, uint64_t bytes);
-    /* Device bytes seen from the host, once all before on the stream is done: the host lends the
-     * pointer itself, a GPU copies. Valid until the next view of the same number (0 or 1). */
+    /* Device bytes seen from the host, once an event behind it on the stream is done: the host
+     * lends the pointer itself, a GPU copies. Valid until the next view of the same number (below
+     * GW_DEVICE_VIEWS), which is asked for when this one is done. */
     enum pp_status (*view)(struct gw_device *device, struct gw_stream *stream, uint32_t which,
                            const void *from, uint64_t bytes, const void **host_out);
 
@@ -198,6 +217,20 @@ struct gw_device_ops {
     enum pp_status (*merge)(struct gw_device *device, struct gw_stream *stream, uint32_t count,
                             uint32_t dim, const float *other_o, const float *other_lse, float *o,
                             float *lse);
+
+    /* Operations that are started together. Between begin and end, one graph at a time, those of
+     * the stream are noted and not started; end starts them in their order, to the same bits: in
+     * one launch once the same kernels in the same order came before, whatever their values and
+     * pointers are now. Whatever needs the host (copies but pinned ones, views, events, waiting,
+     * results in host memory) cannot come in between: PP_FAILED_PRECONDITION. end, which every
+     * begin has, drops what was noted and returns `failed` where that is not PP_OK. A graph that
+     * cannot be made is an error. NULL, all four: the device has none. */
+    enum pp_status (*graph_new)(struct gw_device *device, struct gw_graph **graph_out);
+    void (*graph_destroy)(struct gw_device *device, struct gw_graph *graph);
+    enum pp_status (*graph_begin)(struct gw_device *device, struct gw_graph *graph,
+                                  struct gw_stream *stream);
+    enum pp_status (*graph_end)(struct gw_device *device, struct gw_graph *graph,
+                                enum pp_status failed);
 };
 
 struct gw_device {

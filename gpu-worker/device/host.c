@@ -129,6 +129,13 @@ static bool host_event_done(struct gw_device *device, struct gw_event *event)
     return true;
 }
 
+static enum pp_status host_event_synchronize(struct gw_device *device, struct gw_event *event)
+{
+    (void)device;
+    (void)event;
+    return PP_OK;
+}
+
 static enum pp_status host_copy(struct gw_device *device, struct gw_stream *stream, void *to,
                                 const void *from, uint64_t bytes)
 {
@@ -208,6 +215,11 @@ static const struct gw_device_ops host_ops = {
     .event_record = host_event_order,
     .event_wait = host_event_order,
     .event_done = host_event_done,
+    .event_synchronize = host_event_synchronize,
+    .pinned_alloc = host_alloc,
+    .pinned_free = host_free,
+    .pinned_in = host_copy,
+    .pinned_out = host_copy,
     .copy_in = host_copy,
     .copy_out = host_copy,
     .copy_within = host_copy,

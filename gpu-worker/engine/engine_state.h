@@ -214,7 +214,8 @@ static inline enum pp_status gw_engine_view(struct gw_engine *engine, const void
 {
     const struct gw_device_ops *ops = engine->device->ops;
     PP_TRY(ops->view(engine->device, engine->stream, 0, k, bytes, &rows_out->k));
-    return ops->view(engine->device, engine->stream, 1, v, bytes, &rows_out->v);
+    PP_TRY(ops->view(engine->device, engine->stream, 1, v, bytes, &rows_out->v));
+    return ops->synchronize(engine->device, engine->stream);
 }
 
 /* h += FFN(norm(h)) and the output projection before it, for rows of x. */

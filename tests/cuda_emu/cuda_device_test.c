@@ -104,15 +104,17 @@ static void free_blocks_make_room_before_memory_is_out(void **state)
     assert_int_equal(emu_bytes_taken(), 0);
 }
 
-/* More copies in a row than there are slots, of every size, from memory that changes at once. */
+/* More copies in a row than there are slots, of every size, from memory that changes at once; all
+ * by pinned memory. */
 static void copies_take_what_was_there_when_they_were_asked_for(void **state)
 {
     (void)state;
-    static const uint32_t sizes[] = {1, 64, 5000, 256u << 10, (256u << 10) + 4};
+    static const uint32_t sizes[] = {1, 64, 5000, 256u << 10, (256u << 10) + 4, (700u << 10)};
     struct gw_device *device = cuda_test_device_new();
     struct gw_stream *stream;
     assert_int_equal(device->ops->stream_new(device, &stream), PP_OK);
-    for (uint32_t i = 0; i < 5; i++) {
+    emu_counts = (struct emu_counts){0};
+    for (uint32_t i = 0; i < 6; i++) {
         void *memory;
         uint8_t *from = malloc(sizes[i]), *to = malloc(20ull * sizes[i]);
         assert_int_equal(device->ops->alloc(device, 20ull * sizes[i], &memory), PP_OK);
@@ -137,6 +139,7 @@ static void copies_take_what_was_there_when_they_were_asked_for(void **state)
         free(from);
         free(to);
     }
+    assert_int_equal(emu_counts.pageable, 0);
     device->ops->stream_destroy(device, stream);
     device->ops->destroy(device);
 }
@@ -235,9 +238,11 @@ static void a_view_is_what_the_stream_wrote_before(void **state)
     void *memory = both_put(device, values, sizeof(values));
     assert_int_equal(device->ops->view(device, NULL, 0, memory, 400, &seen), PP_OK);
     assert_int_equal(device->ops->view(device, NULL, 1, memory, sizeof(values), &other), PP_OK);
+    assert_int_equal(device->ops->synchronize(device, NULL), PP_OK);
     assert_memory_equal(seen, values, 400);
     assert_memory_equal(other, values, sizeof(values));
     assert_int_equal(device->ops->view(device, NULL, 0, memory, sizeof(values), &seen), PP_OK);
+    assert_int_equal(device->ops->synchronize(device, NULL), PP_OK);
     assert_memory_equal(seen, values, sizeof(values));
     device->ops->destroy(device);
     assert_int_equal(emu_bytes_taken(), 0);

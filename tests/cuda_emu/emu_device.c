@@ -30,6 +30,7 @@ struct gw_device *cuda_test_device_new(void)
 void cuda_test_seed(uint64_t seed)
 {
     emu_seed(seed);
+    emu_driver_seed(seed);
 }
 
 uint64_t cuda_test_bytes_taken(void)

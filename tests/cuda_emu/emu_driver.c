@@ -1,7 +1,6 @@
 /*
- * The emulated driver: allocations, streams and events. A stream's head can run unless it waits for
- * an event that was not reached; who waits runs heads of all streams, drawn at random, until what
- * it waits for is done.
+ * The emulated driver: the machine, memory, copies and launches, and the table of them all.
+ * Streams and graphs have files of their own.
  */
 #include "tests/cuda_emu/emu_driver.h"
 
@@ -9,61 +8,35 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/rng.h"
 #include "gpu-worker/device/cuda/kernels.h"
-#include "tests/cuda_emu/emu.h"
+#include "tests/cuda_emu/emu_streams.h"
 
-#define STREAMS_MAX        8u
 #define ALLOCATIONS_MAX    4096u
 #define PROCESSORS         4
 #define POISON_BYTES       (1u << 20) /* of an allocation, so that large ones cost nothing */
 #define SHARED_BYTES_MAX   101376u    /* of compute capability 8.9 */
 #define SHARED_BYTES_FREE  49152u
-#define ARGS_BYTES_MAX     256u
 #define GPU_MEMORY_DEFAULT (4ull << 30)
 
 struct emu_machine emu_machine = {
     .gpus = 1, .capability_major = 8, .memory_bytes = GPU_MEMORY_DEFAULT};
-
-enum kind { COPY, FILL, LAUNCH, RECORD, WAIT };
-
-struct operation {
-    struct operation *next;
-    enum kind kind;
-    void *to;
-    const void *from;
-    void *owned; /* pageable memory that was read when it was queued */
-    size_t bytes;
-    unsigned value;
-    struct CUevent_st *event;
-    uint64_t turn; /* of the event */
-    struct emu_launch launch;
-    _Alignas(16) uint8_t args[ARGS_BYTES_MAX];
-};
-
-struct CUstream_st {
-    struct operation *first, **last;
-};
-
-struct CUevent_st {
-    uint64_t recorded, reached; /* turns */
-};
+struct emu_counts emu_counts;
 
 struct allocation {
     uint8_t *memory;
     size_t bytes;
     bool pinned;
+    uint64_t number;
 };
 
 static struct {
-    struct CUstream_st *streams[STREAMS_MAX];
     struct allocation allocations[ALLOCATIONS_MAX];
     uint32_t allocation_count;
     struct {
         const struct emu_kernel *kernel;
         uint32_t shared_bytes;
     } allowed[GW_CUDA_KERNEL_COUNT];
-    struct pp_rng rng;
+    uint64_t allocations_made;
 } gpu;
 
 uint64_t emu_bytes_taken(void)
@@ -88,6 +61,13 @@ static const struct allocation *allocation_of(const void *at, size_t bytes, bool
     return NULL;
 }
 
+uint64_t emu_memory_number(const void *at)
+{
+    const struct allocation *own = allocation_of(at, 1, false);
+    own = own != NULL ? own : allocation_of(at, 1, true);
+    return own != NULL ? own->number : 0;
+}
+
 static void *on_gpu(gw_cuda_pointer pointer, size_t bytes)
 {
     void *memory = (void *)(uintptr_t)pointer;
@@ -97,19 +77,26 @@ static void *on_gpu(gw_cuda_pointer pointer, size_t bytes)
     return memory;
 }
 
+/* Taking memory and giving it back stops everything. */
 static unsigned take(size_t bytes, bool pinned, void **memory_out)
 {
+    emu_counts.device_wide++;
+    if (emu_capturing()) {
+        return EMU_CAPTURE_REFUSED;
+    }
     if (gpu.allocation_count == ALLOCATIONS_MAX ||
         posix_memalign(memory_out, 256, bytes == 0 ? 1 : bytes) != 0) {
         return GW_CUDA_OUT_OF_MEMORY;
     }
     memset(*memory_out, 0xff, bytes < POISON_BYTES ? bytes : POISON_BYTES);
-    gpu.allocations[gpu.allocation_count++] = (struct allocation){*memory_out, bytes, pinned};
+    gpu.allocations[gpu.allocation_count++] =
+        (struct allocation){*memory_out, bytes, pinned, ++gpu.allocations_made};
     return GW_CUDA_SUCCESS;
 }
 
 static void give_back(void *memory)
 {
+    emu_counts.device_wide++;
     for (uint32_t i = 0; i < gpu.allocation_count; i++) {
         if (gpu.allocations[i].memory == memory) {
             gpu.allocations[i] = gpu.allocations[--gpu.allocation_count];
@@ -118,84 +105,6 @@ static void give_back(void *memory)
         }
     }
     emu_fail("what was not allocated is freed");
-}
-
-static void operation_run(const struct operation *operation)
-{
-    switch (operation->kind) {
-    case COPY:
-        memcpy(operation->to, operation->from, operation->bytes);
-        break;
-    case FILL:
-        for (size_t i = 0; i < operation->bytes / sizeof(unsigned); i++) {
-            ((unsigned *)operation->to)[i] = operation->value;
-        }
-        break;
-    case LAUNCH:
-        emu_run(&operation->launch);
-        break;
-    case RECORD:
-        operation->event->reached = operation->turn;
-        break;
-    case WAIT:
-        break;
-    }
-}
-
-static bool head_can_run(const struct CUstream_st *stream)
-{
-    const struct operation *head = stream->first;
-    return head != NULL && (head->kind != WAIT || head->event->reached >= head->turn);
-}
-
-static void head_run(struct CUstream_st *stream)
-{
-    struct operation *head = stream->first;
-    operation_run(head);
-    stream->first = head->next;
-    if (stream->first == NULL) {
-        stream->last = &stream->first;
-    }
-    free(head->owned);
-    free(head);
-}
-
-/* One operation of any stream; false: none can run. */
-static bool run_one(void)
-{
-    struct CUstream_st *can[STREAMS_MAX];
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < STREAMS_MAX; i++) {
-        if (gpu.streams[i] != NULL && head_can_run(gpu.streams[i])) {
-            can[count++] = gpu.streams[i];
-        }
-    }
-    if (count == 0) {
-        return false;
-    }
-    head_run(can[pp_rng_u64(&gpu.rng) % count]);
-    return true;
-}
-
-static void run_until_empty(const struct CUstream_st *stream)
-{
-    while (stream->first != NULL) {
-        if (!run_one()) {
-            emu_fail("streams wait for events that nobody records");
-        }
-    }
-}
-
-static struct operation *queue(struct CUstream_st *stream, enum kind kind)
-{
-    struct operation *operation = calloc(1, sizeof(*operation));
-    if (operation == NULL || stream == NULL) {
-        emu_fail("no stream, or no memory");
-    }
-    operation->kind = kind;
-    *stream->last = operation;
-    stream->last = &operation->next;
-    return operation;
 }
 
 static unsigned emu_init(unsigned flags)
@@ -295,7 +204,7 @@ static uint32_t *allowed_of(const struct emu_kernel *kernel)
 static unsigned emu_function_set(struct CUfunc_st *function, unsigned attribute, int value)
 {
     if (attribute != GW_CUDA_FUNCTION_SHARED || value < 0 || (unsigned)value > SHARED_BYTES_MAX) {
-        return 1; /* CUDA_ERROR_INVALID_VALUE */
+        return EMU_INVALID_VALUE;
     }
     *allowed_of((const struct emu_kernel *)function) = (uint32_t)value;
     return GW_CUDA_SUCCESS;
@@ -314,11 +223,7 @@ static unsigned emu_alloc(gw_cuda_pointer *pointer_out, size_t bytes)
 
 static unsigned emu_free(gw_cuda_pointer pointer)
 {
-    for (uint32_t i = 0; i < STREAMS_MAX; i++) {
-        if (gpu.streams[i] != NULL) {
-            run_until_empty(gpu.streams[i]);
-        }
-    }
+    emu_run_all();
     give_back((void *)(uintptr_t)pointer);
     return GW_CUDA_SUCCESS;
 }
@@ -338,11 +243,16 @@ static unsigned emu_free_host(void *memory)
 static unsigned emu_copy_in(gw_cuda_pointer to, const void *from, size_t bytes,
                             struct CUstream_st *stream)
 {
-    struct operation *operation = queue(stream, COPY);
+    struct emu_operation *operation = emu_queue(stream, EMU_COPY);
     operation->to = on_gpu(to, bytes);
     operation->bytes = bytes;
     operation->from = from;
+    emu_counts.copies++;
     if (allocation_of(from, bytes, true) == NULL) {
+        emu_counts.pageable++;
+        if (emu_not_captured(stream) != GW_CUDA_SUCCESS) {
+            return EMU_CAPTURE_REFUSED;
+        }
         operation->owned = malloc(bytes);
         if (operation->owned == NULL) {
             emu_fail("no memory");
@@ -356,12 +266,17 @@ static unsigned emu_copy_in(gw_cuda_pointer to, const void *from, size_t bytes,
 static unsigned emu_copy_out(void *to, gw_cuda_pointer from, size_t bytes,
                              struct CUstream_st *stream)
 {
-    struct operation *operation = queue(stream, COPY);
+    struct emu_operation *operation = emu_queue(stream, EMU_COPY);
     operation->to = to;
     operation->from = on_gpu(from, bytes);
     operation->bytes = bytes;
+    emu_counts.copies++;
     if (allocation_of(to, bytes, true) == NULL) {
-        run_until_empty(stream);
+        emu_counts.pageable++;
+        if (emu_not_captured(stream) != GW_CUDA_SUCCESS) {
+            return EMU_CAPTURE_REFUSED;
+        }
+        emu_run_until_empty(stream);
     }
     return GW_CUDA_SUCCESS;
 }
@@ -369,10 +284,11 @@ static unsigned emu_copy_out(void *to, gw_cuda_pointer from, size_t bytes,
 static unsigned emu_copy_within(gw_cuda_pointer to, gw_cuda_pointer from, size_t bytes,
                                 struct CUstream_st *stream)
 {
-    struct operation *operation = queue(stream, COPY);
+    struct emu_operation *operation = emu_queue(stream, EMU_COPY);
     operation->to = on_gpu(to, bytes);
     operation->from = on_gpu(from, bytes);
     operation->bytes = bytes;
+    emu_counts.copies++;
     if (to < from + bytes && from < to + bytes) {
         emu_fail("a copy onto itself");
     }
@@ -382,94 +298,17 @@ static unsigned emu_copy_within(gw_cuda_pointer to, gw_cuda_pointer from, size_t
 static unsigned emu_fill(gw_cuda_pointer to, unsigned value, size_t count,
                          struct CUstream_st *stream)
 {
-    struct operation *operation = queue(stream, FILL);
+    struct emu_operation *operation = emu_queue(stream, EMU_FILL);
     operation->bytes = count * sizeof(value);
+    emu_counts.fills++;
     operation->to = on_gpu(to, operation->bytes);
     operation->value = value;
     return GW_CUDA_SUCCESS;
 }
 
-static unsigned emu_stream_new(struct CUstream_st **stream_out, unsigned flags)
+bool emu_launch_allowed(const struct emu_kernel *kernel, uint32_t shared_bytes)
 {
-    (void)flags;
-    for (uint32_t i = 0; i < STREAMS_MAX; i++) {
-        if (gpu.streams[i] == NULL) {
-            gpu.streams[i] = calloc(1, sizeof(**gpu.streams));
-            if (gpu.streams[i] == NULL) {
-                return GW_CUDA_OUT_OF_MEMORY;
-            }
-            gpu.streams[i]->last = &gpu.streams[i]->first;
-            *stream_out = gpu.streams[i];
-            return GW_CUDA_SUCCESS;
-        }
-    }
-    return GW_CUDA_OUT_OF_MEMORY;
-}
-
-static unsigned emu_stream_destroy(struct CUstream_st *stream)
-{
-    run_until_empty(stream);
-    for (uint32_t i = 0; i < STREAMS_MAX; i++) {
-        gpu.streams[i] = gpu.streams[i] == stream ? NULL : gpu.streams[i];
-    }
-    free(stream);
-    return GW_CUDA_SUCCESS;
-}
-
-static unsigned emu_stream_synchronize(struct CUstream_st *stream)
-{
-    run_until_empty(stream);
-    return GW_CUDA_SUCCESS;
-}
-
-static unsigned emu_stream_wait(struct CUstream_st *stream, struct CUevent_st *event,
-                                unsigned flags)
-{
-    (void)flags;
-    struct operation *operation = queue(stream, WAIT);
-    operation->event = event;
-    operation->turn = event->recorded;
-    return GW_CUDA_SUCCESS;
-}
-
-static unsigned emu_event_new(struct CUevent_st **event_out, unsigned flags)
-{
-    (void)flags;
-    *event_out = calloc(1, sizeof(**event_out));
-    return *event_out == NULL ? GW_CUDA_OUT_OF_MEMORY : GW_CUDA_SUCCESS;
-}
-
-static unsigned emu_event_synchronize(struct CUevent_st *event)
-{
-    while (event->reached < event->recorded) {
-        if (!run_one()) {
-            emu_fail("an event that is never reached");
-        }
-    }
-    return GW_CUDA_SUCCESS;
-}
-
-static unsigned emu_event_destroy(struct CUevent_st *event)
-{
-    (void)emu_event_synchronize(event);
-    free(event);
-    return GW_CUDA_SUCCESS;
-}
-
-static unsigned emu_event_record(struct CUevent_st *event, struct CUstream_st *stream)
-{
-    struct operation *operation = queue(stream, RECORD);
-    operation->event = event;
-    operation->turn = ++event->recorded;
-    return GW_CUDA_SUCCESS;
-}
-
-/* Time passes while somebody asks. */
-static unsigned emu_event_query(struct CUevent_st *event)
-{
-    bool reached = event->reached == event->recorded;
-    (void)run_one();
-    return reached ? GW_CUDA_SUCCESS : GW_CUDA_NOT_READY;
+    return shared_bytes <= SHARED_BYTES_FREE || shared_bytes <= *allowed_of(kernel);
 }
 
 static unsigned emu_launch_kernel(struct CUfunc_st *function, unsigned grid_x, unsigned grid_y,
@@ -478,10 +317,10 @@ static unsigned emu_launch_kernel(struct CUfunc_st *function, unsigned grid_x, u
                                   struct CUstream_st *stream, void **arguments, void **extra)
 {
     const struct emu_kernel *kernel = (const struct emu_kernel *)function;
-    struct operation *operation = queue(stream, LAUNCH);
-    bool allowed = shared_bytes <= SHARED_BYTES_FREE || shared_bytes <= *allowed_of(kernel);
-    if (!allowed || threads_y != 1 || threads_z != 1 || extra != NULL ||
-        kernel->args_bytes > ARGS_BYTES_MAX) {
+    struct emu_operation *operation = emu_queue(stream, EMU_LAUNCH);
+    emu_counts.launches++;
+    if (!emu_launch_allowed(kernel, shared_bytes) || threads_y != 1 || threads_z != 1 ||
+        extra != NULL || kernel->args_bytes > EMU_ARGS_BYTES_MAX) {
         emu_fail("a launch that the driver refuses");
     }
     memcpy(operation->args, arguments[0], kernel->args_bytes);
@@ -497,6 +336,8 @@ static unsigned emu_error_name(unsigned error, const char **name_out)
 {
     *name_out = error == GW_CUDA_NO_DEVICE       ? "CUDA_ERROR_NO_DEVICE"
                 : error == GW_CUDA_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY"
+                : error == EMU_CAPTURE_REFUSED   ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
+                : error == EMU_CAPTURE_SPOILED   ? "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
                                                  : "CUDA_ERROR_UNKNOWN";
     return GW_CUDA_SUCCESS;
 }
@@ -539,6 +380,14 @@ const struct gw_cuda_driver emu_driver = {
     .event_query = emu_event_query,
     .event_synchronize = emu_event_synchronize,
     .launch = emu_launch_kernel,
+    .capture_begin = emu_capture_begin,
+    .capture_end = emu_capture_end,
+    .capture_info = emu_capture_info,
+    .graph_destroy = emu_graph_destroy,
+    .exec_new = emu_exec_new,
+    .exec_destroy = emu_exec_destroy,
+    .exec_set = emu_exec_set,
+    .exec_launch = emu_exec_launch,
     .error_name = emu_error_name,
     .error_text = emu_error_text,
 };

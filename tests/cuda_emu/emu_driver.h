@@ -19,8 +19,26 @@ struct emu_machine {
     unsigned init_result;  /* of cuInit */
     uint64_t memory_bytes; /* of a GPU; more is out of memory */
     const char *lacking;   /* a kernel that no image has; NULL: none */
+    /* What a program without some of its waits would do: tests that set one of these see it. */
+    uint32_t deaf_streams; /* bit n: the n-th stream waits for no event */
+    bool hasty_host;       /* waiting for an event returns at once */
+    bool sets_lost;        /* a graph's nodes keep what they were captured with */
+    bool capture_refused;
 };
 extern struct emu_machine emu_machine;
+
+/* Calls of the driver since a test cleared them. */
+struct emu_counts {
+    uint64_t launches, copies, fills, waits; /* captured ones too */
+    uint64_t captures, graph_launches, node_sets;
+    uint64_t stream_synchronizes, event_synchronizes;
+    uint64_t device_wide; /* what waits for everything: memory taken and given back */
+    uint64_t pageable;    /* copies from or to memory that is not pinned */
+};
+extern struct emu_counts emu_counts;
+
+/* Orders of the streams from now on. */
+void emu_driver_seed(uint64_t seed);
 
 /* Bytes that are allocated and were not freed, device and pinned: 0 when all was given back. */
 uint64_t emu_bytes_taken(void);

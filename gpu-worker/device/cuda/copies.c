@@ -1,8 +1,8 @@
 /*
- * Copies between host and GPU. Those of a step's sizes go through pinned slots in turn, each with
- * an event that says when it is free: the caller's memory is read at once, or written when the
- * stream is synchronized. Larger ones are the driver's, which returns when it has read or written
- * the caller's memory. It refuses to know what is copied.
+ * Copies between host and GPU. They go through pinned slots in turn, a piece of a slot's size at a
+ * time, each with an event that says when it is free: the caller's memory is read at once, or
+ * written when the stream is synchronized. Memory that is pinned itself is copied from and to by
+ * the GPU, and views have pinned memory of their own. It refuses to know what is copied.
  */
 #include <string.h>
 
@@ -26,6 +26,11 @@ enum pp_status gw_cuda_slots_init(struct gw_cuda_device *cuda)
         PP_TRY(slot_init(cuda, &cuda->in[i]));
         PP_TRY(slot_init(cuda, &cuda->out[i]));
     }
+    for (uint32_t i = 0; i < GW_DEVICE_VIEWS; i++) {
+        PP_TRY(gw_cuda_status(cuda->driver,
+                              cuda->driver->event_new(&cuda->views[i].event, GW_CUDA_EVENT_UNTIMED),
+                              "event"));
+    }
     return PP_OK;
 }
 
@@ -46,11 +51,13 @@ void gw_cuda_slots_deinit(struct gw_cuda_device *cuda)
         slot_deinit(cuda, &cuda->in[i]);
         slot_deinit(cuda, &cuda->out[i]);
     }
-    for (uint32_t i = 0; i < 2; i++) {
-        if (cuda->views[i] != NULL) {
-            (void)cuda->driver->free_host(cuda->views[i]);
-            cuda->views[i] = NULL;
+    for (uint32_t i = 0; i < GW_DEVICE_VIEWS; i++) {
+        struct gw_cuda_view *view = &cuda->views[i];
+        if (view->event != NULL) {
+            (void)cuda->driver->event_destroy(view->event);
         }
+        gw_cuda_pinned_free(&cuda->device, view->memory);
+        memset(view, 0, sizeof(*view));
     }
 }
 
@@ -67,6 +74,7 @@ enum pp_status gw_cuda_synchronize(struct gw_device *device, struct gw_stream *s
 {
     struct gw_cuda_device *cuda = gw_cuda_device(device);
     struct CUstream_st *own = gw_cuda_stream(cuda, stream);
+    PP_TRY(gw_cuda_needs_host(cuda, own, "synchronize"));
     PP_TRY(gw_cuda_status(cuda->driver, cuda->driver->stream_synchronize(own), "synchronize"));
     /* The oldest first: two may go to the same place. */
     for (uint32_t i = 0; i < GW_CUDA_SLOTS; i++) {
@@ -78,17 +86,13 @@ enum pp_status gw_cuda_synchronize(struct gw_device *device, struct gw_stream *s
     return PP_OK;
 }
 
-static enum pp_status copy_in_queue(struct gw_cuda_device *cuda, struct CUstream_st *own, void *to,
-                                    const void *from_host, uint64_t bytes)
+/* One piece, at most a slot. An event that was never recorded counts as reached. */
+static enum pp_status piece_in(struct gw_cuda_device *cuda, struct CUstream_st *own, void *to,
+                               const void *from_host, uint64_t bytes)
 {
     const struct gw_cuda_driver *driver = cuda->driver;
-    if (bytes > GW_CUDA_SLOT_BYTES) {
-        return gw_cuda_status(
-            driver, driver->copy_in(gw_cuda_pointer_of(to), from_host, bytes, own), "copy in");
-    }
     struct gw_cuda_slot *slot = &cuda->in[cuda->in_next];
     cuda->in_next = (cuda->in_next + 1) % GW_CUDA_SLOTS;
-    /* An event that was never recorded counts as reached. */
     PP_TRY(gw_cuda_status(driver, driver->event_synchronize(slot->event), "a copy in before"));
     memcpy(slot->memory, from_host, bytes);
     PP_TRY(gw_cuda_status(driver, driver->copy_in(gw_cuda_pointer_of(to), slot->memory, bytes, own),
@@ -96,31 +100,10 @@ static enum pp_status copy_in_queue(struct gw_cuda_device *cuda, struct CUstream
     return gw_cuda_status(driver, driver->event_record(slot->event, own), "record");
 }
 
-/* What is copied on the device's own stream, other streams may use at once. */
-enum pp_status gw_cuda_copy_in(struct gw_device *device, struct gw_stream *stream, void *to,
-                               const void *from_host, uint64_t bytes)
-{
-    struct gw_cuda_device *cuda = gw_cuda_device(device);
-    if (bytes == 0) {
-        return PP_OK;
-    }
-    PP_TRY(copy_in_queue(cuda, gw_cuda_stream(cuda, stream), to, from_host, bytes));
-    return stream == NULL ? gw_cuda_synchronize(device, NULL) : PP_OK;
-}
-
-enum pp_status gw_cuda_copy_out(struct gw_device *device, struct gw_stream *stream, void *to_host,
+static enum pp_status piece_out(struct gw_cuda_device *cuda, struct CUstream_st *own, void *to_host,
                                 const void *from, uint64_t bytes)
 {
-    struct gw_cuda_device *cuda = gw_cuda_device(device);
     const struct gw_cuda_driver *driver = cuda->driver;
-    struct CUstream_st *own = gw_cuda_stream(cuda, stream);
-    if (bytes == 0) {
-        return PP_OK;
-    }
-    if (bytes > GW_CUDA_SLOT_BYTES) {
-        return gw_cuda_status(
-            driver, driver->copy_out(to_host, gw_cuda_pointer_of(from), bytes, own), "copy out");
-    }
     struct gw_cuda_slot *slot = &cuda->out[cuda->out_next];
     cuda->out_next = (cuda->out_next + 1) % GW_CUDA_SLOTS;
     if (slot->to_host != NULL) {
@@ -134,6 +117,75 @@ enum pp_status gw_cuda_copy_out(struct gw_device *device, struct gw_stream *stre
     slot->to_host = to_host;
     slot->bytes = bytes;
     return PP_OK;
+}
+
+static uint64_t piece_bytes(uint64_t left)
+{
+    return left < GW_CUDA_SLOT_BYTES ? left : GW_CUDA_SLOT_BYTES;
+}
+
+/* What is copied on the device's own stream, other streams may use at once. */
+enum pp_status gw_cuda_copy_in(struct gw_device *device, struct gw_stream *stream, void *to,
+                               const void *from_host, uint64_t bytes)
+{
+    struct gw_cuda_device *cuda = gw_cuda_device(device);
+    struct CUstream_st *own = gw_cuda_stream(cuda, stream);
+    PP_TRY(gw_cuda_needs_host(cuda, own, "copy_in"));
+    for (uint64_t at = 0; at < bytes; at += GW_CUDA_SLOT_BYTES) {
+        PP_TRY(piece_in(cuda, own, (uint8_t *)to + at, (const uint8_t *)from_host + at,
+                        piece_bytes(bytes - at)));
+    }
+    return stream == NULL && bytes > 0 ? gw_cuda_synchronize(device, NULL) : PP_OK;
+}
+
+enum pp_status gw_cuda_copy_out(struct gw_device *device, struct gw_stream *stream, void *to_host,
+                                const void *from, uint64_t bytes)
+{
+    struct gw_cuda_device *cuda = gw_cuda_device(device);
+    struct CUstream_st *own = gw_cuda_stream(cuda, stream);
+    PP_TRY(gw_cuda_needs_host(cuda, own, "copy_out"));
+    for (uint64_t at = 0; at < bytes; at += GW_CUDA_SLOT_BYTES) {
+        PP_TRY(piece_out(cuda, own, (uint8_t *)to_host + at, (const uint8_t *)from + at,
+                         piece_bytes(bytes - at)));
+    }
+    return PP_OK;
+}
+
+enum pp_status gw_cuda_pinned_alloc(struct gw_device *device, uint64_t bytes, void **memory_out)
+{
+    const struct gw_cuda_driver *driver = gw_cuda_device(device)->driver;
+    return gw_cuda_status(
+        driver, driver->alloc_host(memory_out, bytes == 0 ? 1 : bytes, GW_CUDA_HOST_PORTABLE),
+        "pinned memory");
+}
+
+void gw_cuda_pinned_free(struct gw_device *device, void *memory)
+{
+    if (memory != NULL) {
+        (void)gw_cuda_device(device)->driver->free_host(memory);
+    }
+}
+
+enum pp_status gw_cuda_pinned_in(struct gw_device *device, struct gw_stream *stream, void *to,
+                                 const void *from_pinned, uint64_t bytes)
+{
+    struct gw_cuda_device *cuda = gw_cuda_device(device);
+    const struct gw_cuda_work work = {.kind = GW_CUDA_COPIES_IN,
+                                      .to = gw_cuda_pointer_of(to),
+                                      .from = gw_cuda_pointer_of(from_pinned),
+                                      .bytes = bytes};
+    return gw_cuda_give(cuda, gw_cuda_stream(cuda, stream), &work);
+}
+
+enum pp_status gw_cuda_pinned_out(struct gw_device *device, struct gw_stream *stream,
+                                  void *to_pinned, const void *from, uint64_t bytes)
+{
+    struct gw_cuda_device *cuda = gw_cuda_device(device);
+    const struct gw_cuda_work work = {.kind = GW_CUDA_COPIES_OUT,
+                                      .to = gw_cuda_pointer_of(to_pinned),
+                                      .from = gw_cuda_pointer_of(from),
+                                      .bytes = bytes};
+    return gw_cuda_give(cuda, gw_cuda_stream(cuda, stream), &work);
 }
 
 /* Ranges that overlap are cut at their distance: each piece is then apart from where it goes, and
@@ -151,9 +203,32 @@ enum pp_status gw_cuda_copy_within(struct gw_device *device, struct gw_stream *s
         uint64_t left = bytes - done;
         uint64_t piece = left < step ? left : step;
         uint64_t at = backwards ? left - piece : done;
-        PP_TRY(gw_cuda_status(cuda->driver,
-                              cuda->driver->copy_within(target + at, source + at, piece, own),
-                              "copy within"));
+        const struct gw_cuda_work work = {
+            .kind = GW_CUDA_COPIES_WITHIN, .to = target + at, .from = source + at, .bytes = piece};
+        PP_TRY(gw_cuda_give(cuda, own, &work));
+    }
+    return PP_OK;
+}
+
+static enum pp_status view_reserve(struct gw_cuda_device *cuda, struct gw_cuda_view *view,
+                                   uint64_t bytes)
+{
+    if (bytes <= view->bytes) {
+        return PP_OK;
+    }
+    void *memory;
+    PP_TRY(gw_cuda_status(cuda->driver, cuda->driver->event_synchronize(view->event), "a view"));
+    PP_TRY(gw_cuda_pinned_alloc(&cuda->device, bytes, &memory));
+    gw_cuda_pinned_free(&cuda->device, view->memory);
+    view->memory = memory;
+    view->bytes = bytes;
+    return PP_OK;
+}
+
+enum pp_status gw_cuda_views_reserve(struct gw_cuda_device *cuda, uint64_t bytes)
+{
+    for (uint32_t i = 0; i < GW_DEVICE_VIEWS; i++) {
+        PP_TRY(view_reserve(cuda, &cuda->views[i], bytes));
     }
     return PP_OK;
 }
@@ -164,22 +239,14 @@ enum pp_status gw_cuda_view(struct gw_device *device, struct gw_stream *stream, 
     struct gw_cuda_device *cuda = gw_cuda_device(device);
     const struct gw_cuda_driver *driver = cuda->driver;
     struct CUstream_st *own = gw_cuda_stream(cuda, stream);
-    PP_ASSERT(which < 2);
-    if (bytes > cuda->view_bytes[which]) {
-        void *memory;
-        PP_TRY(gw_cuda_status(driver, driver->alloc_host(&memory, bytes, GW_CUDA_HOST_PORTABLE),
-                              "pinned memory"));
-        if (cuda->views[which] != NULL) {
-            (void)driver->free_host(cuda->views[which]);
-        }
-        cuda->views[which] = memory;
-        cuda->view_bytes[which] = bytes;
-    }
+    PP_ASSERT(which < GW_DEVICE_VIEWS);
+    struct gw_cuda_view *view = &cuda->views[which];
+    PP_TRY(gw_cuda_needs_host(cuda, own, "view"));
+    PP_TRY(view_reserve(cuda, view, bytes));
     if (bytes > 0) {
-        PP_TRY(gw_cuda_status(
-            driver, driver->copy_out(cuda->views[which], gw_cuda_pointer_of(from), bytes, own),
-            "view"));
+        PP_TRY(gw_cuda_pinned_out(device, stream, view->memory, from, bytes));
+        PP_TRY(gw_cuda_status(driver, driver->event_record(view->event, own), "record"));
     }
-    *host_out = cuda->views[which];
-    return gw_cuda_synchronize(device, stream);
+    *host_out = view->memory;
+    return PP_OK;
 }

@@ -53,20 +53,20 @@ static enum pp_status cuda_event_record(struct gw_device *device, struct gw_even
                                         struct gw_stream *stream)
 {
     struct gw_cuda_device *cuda = gw_cuda_device(device);
-    return gw_cuda_status(
-        cuda->driver,
-        cuda->driver->event_record((struct CUevent_st *)event, gw_cuda_stream(cuda, stream)),
-        "record");
+    struct CUstream_st *own = gw_cuda_stream(cuda, stream);
+    PP_TRY(gw_cuda_needs_host(cuda, own, "event_record"));
+    return gw_cuda_status(cuda->driver, cuda->driver->event_record((struct CUevent_st *)event, own),
+                          "record");
 }
 
 static enum pp_status cuda_event_wait(struct gw_device *device, struct gw_event *event,
                                       struct gw_stream *stream)
 {
     struct gw_cuda_device *cuda = gw_cuda_device(device);
-    return gw_cuda_status(
-        cuda->driver,
-        cuda->driver->stream_wait(gw_cuda_stream(cuda, stream), (struct CUevent_st *)event, 0),
-        "wait");
+    struct CUstream_st *own = gw_cuda_stream(cuda, stream);
+    PP_TRY(gw_cuda_needs_host(cuda, own, "event_wait"));
+    return gw_cuda_status(cuda->driver,
+                          cuda->driver->stream_wait(own, (struct CUevent_st *)event, 0), "wait");
 }
 
 /* One that failed counts as done: the next synchronize says what went wrong. */
@@ -74,6 +74,12 @@ static bool cuda_event_done(struct gw_device *device, struct gw_event *event)
 {
     unsigned result = gw_cuda_device(device)->driver->event_query((struct CUevent_st *)event);
     return result != GW_CUDA_NOT_READY;
+}
+
+static enum pp_status cuda_event_synchronize(struct gw_device *device, struct gw_event *event)
+{
+    const struct gw_cuda_driver *driver = gw_cuda_device(device)->driver;
+    return gw_cuda_status(driver, driver->event_synchronize((struct CUevent_st *)event), "event");
 }
 
 static void cuda_drop_scratch(struct gw_cuda_device *cuda)
@@ -115,7 +121,7 @@ static enum pp_status cuda_prepare(struct gw_device *device, const struct gw_dev
     for (uint32_t i = 0; i < sizeof(scratch) / sizeof(scratch[0]); i++) {
         PP_TRY(gw_cuda_alloc(device, scratch[i].bytes, scratch[i].memory));
     }
-    return PP_OK;
+    return gw_cuda_views_reserve(cuda, limits->view_bytes);
 }
 
 static void cuda_destroy(struct gw_device *device)
@@ -128,6 +134,7 @@ static void cuda_destroy(struct gw_device *device)
         cuda->gemm_ops->close(cuda->gemm);
     }
     gw_cuda_slots_deinit(cuda);
+    free(cuda->notes.works);
     gw_cuda_blocks_deinit(cuda);
     gw_cuda_kernels_unload(cuda);
     if (cuda->retained) {
@@ -138,6 +145,7 @@ static void cuda_destroy(struct gw_device *device)
 
 static const struct gw_device_ops cuda_ops = {
     .name = "cuda",
+    .queues = true,
     .destroy = cuda_destroy,
     .prepare = cuda_prepare,
     .alloc = gw_cuda_alloc,
@@ -152,6 +160,11 @@ static const struct gw_device_ops cuda_ops = {
     .event_record = cuda_event_record,
     .event_wait = cuda_event_wait,
     .event_done = cuda_event_done,
+    .event_synchronize = cuda_event_synchronize,
+    .pinned_alloc = gw_cuda_pinned_alloc,
+    .pinned_free = gw_cuda_pinned_free,
+    .pinned_in = gw_cuda_pinned_in,
+    .pinned_out = gw_cuda_pinned_out,
     .copy_in = gw_cuda_copy_in,
     .copy_out = gw_cuda_copy_out,
     .copy_within = gw_cuda_copy_within,
@@ -173,6 +186,10 @@ static const struct gw_device_ops cuda_ops = {
     .attend_causal = gw_cuda_attend_causal,
     .attend_partial = gw_cuda_attend_partial,
     .merge = gw_cuda_merge,
+    .graph_new = gw_cuda_graph_new,
+    .graph_destroy = gw_cuda_graph_destroy,
+    .graph_begin = gw_cuda_graph_begin,
+    .graph_end = gw_cuda_graph_end,
 };
 
 /* What the driver says went wrong while it was asked for the GPU. */

@@ -8,6 +8,7 @@
 #define PIGPEN_GPU_WORKER_DEVICE_CUDA_DRIVER_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "common/base/status.h"
 
@@ -16,6 +17,11 @@ struct CUmod_st;
 struct CUfunc_st;
 struct CUstream_st;
 struct CUevent_st;
+struct CUgraph_st;
+struct CUgraphExec_st;
+struct CUgraphNode_st;
+struct CUgraphEdgeData_st;
+struct CUDA_KERNEL_NODE_PARAMS_v2_st;
 
 typedef unsigned long long gw_cuda_pointer;
 
@@ -33,6 +39,15 @@ typedef unsigned long long gw_cuda_pointer;
 #define GW_CUDA_HOST_PORTABLE   1u
 #define GW_CUDA_STREAM_APART    1u /* CU_STREAM_NON_BLOCKING */
 #define GW_CUDA_EVENT_UNTIMED   2u /* CU_EVENT_DISABLE_TIMING */
+#define GW_CUDA_CAPTURE_THREAD  1u /* CU_STREAM_CAPTURE_MODE_THREAD_LOCAL */
+
+/* CUDA_KERNEL_NODE_PARAMS, member by member; passed as its own type. */
+struct gw_cuda_node_params {
+    struct CUfunc_st *function;
+    unsigned grid_x, grid_y, grid_z, threads_x, threads_y, threads_z, shared_bytes;
+    void **arguments, **extra;
+    void *kernel, *context;
+};
 
 /* X(member, symbol of the library, types of its arguments); each returns a CUresult. */
 #define GW_CUDA_DRIVER_FUNCTIONS(X)                                                                \
@@ -77,6 +92,21 @@ typedef unsigned long long gw_cuda_pointer;
       (struct CUfunc_st * function, unsigned grid_x, unsigned grid_y, unsigned grid_z,             \
        unsigned threads_x, unsigned threads_y, unsigned threads_z, unsigned shared_bytes,          \
        struct CUstream_st *stream, void **arguments, void **extra))                                \
+    X(capture_begin, cuStreamBeginCapture_v2, (struct CUstream_st * stream, unsigned mode))        \
+    X(capture_end, cuStreamEndCapture,                                                             \
+      (struct CUstream_st * stream, struct CUgraph_st * *graph_out))                               \
+    X(capture_info, cuStreamGetCaptureInfo_v3,                                                     \
+      (struct CUstream_st * stream, unsigned *status_out, uint64_t *id_out,                        \
+       struct CUgraph_st **graph_out, struct CUgraphNode_st *const **nodes_out,                    \
+       const struct CUgraphEdgeData_st **edges_out, size_t *count_out))                            \
+    X(graph_destroy, cuGraphDestroy, (struct CUgraph_st * graph))                                  \
+    X(exec_new, cuGraphInstantiateWithFlags,                                                       \
+      (struct CUgraphExec_st * *exec_out, struct CUgraph_st * graph, unsigned long long flags))    \
+    X(exec_destroy, cuGraphExecDestroy, (struct CUgraphExec_st * exec))                            \
+    X(exec_set, cuGraphExecKernelNodeSetParams_v2,                                                 \
+      (struct CUgraphExec_st * exec, struct CUgraphNode_st * node,                                 \
+       const struct CUDA_KERNEL_NODE_PARAMS_v2_st *params))                                        \
+    X(exec_launch, cuGraphLaunch, (struct CUgraphExec_st * exec, struct CUstream_st * stream))     \
     X(error_name, cuGetErrorName, (unsigned error, const char **name_out))                         \
     X(error_text, cuGetErrorString, (unsigned error, const char **text_out))
 

@@ -20,6 +20,7 @@
 #define GW_CUDA_SLOTS      8u
 #define GW_CUDA_SLOT_BYTES (256u << 10)
 #define GW_CUDA_HASHES_MAX 4u
+#define GW_CUDA_ARGS_BYTES 256u /* of a kernel, at most */
 
 /* Device memory that was taken; free blocks are kept for the next of about their size. */
 struct gw_cuda_block {
@@ -35,6 +36,51 @@ struct gw_cuda_slot {
     struct CUstream_st *stream; /* copies out: of the one pending */
     void *to_host;              /* NULL: nothing is pending */
     uint64_t bytes;
+};
+
+/* Pinned memory of a view and what was copied there last. */
+struct gw_cuda_view {
+    void *memory;
+    uint64_t bytes;
+    struct CUevent_st *event; /* behind the copy */
+};
+
+/* A launch: blocks, threads along x, and bytes of shared memory. */
+struct gw_cuda_shape {
+    uint32_t grid_x, grid_y, grid_z, threads, shared_bytes;
+};
+
+/* What goes to a stream: started there, or noted for a graph. */
+enum gw_cuda_kind {
+    GW_CUDA_LAUNCHES,
+    GW_CUDA_FILLS,
+    GW_CUDA_COPIES_WITHIN,
+    GW_CUDA_COPIES_IN, /* pinned memory */
+    GW_CUDA_COPIES_OUT,
+    GW_CUDA_MULTIPLIES,
+};
+
+struct gw_cuda_work {
+    enum gw_cuda_kind kind;
+    enum gw_cuda_kernel kernel; /* GW_CUDA_LAUNCHES, with shape and args */
+    struct gw_cuda_shape shape;
+    uint32_t args_bytes;
+    gw_cuda_pointer to, from; /* GW_CUDA_FILLS and copies */
+    uint64_t bytes;
+    uint32_t value;                 /* GW_CUDA_FILLS */
+    struct gw_cuda_product product; /* GW_CUDA_MULTIPLIES */
+    _Alignas(16) uint8_t args[GW_CUDA_ARGS_BYTES];
+};
+
+struct gw_cuda_notes {
+    struct gw_cuda_work *works; /* [capacity] */
+    uint32_t count, capacity;
+};
+
+/* Since the device was opened. */
+struct gw_cuda_graph_counts {
+    uint64_t started; /* operations that no graph held yet: started one by one */
+    uint64_t captured, launched, updated; /* graphs, their launches, nodes that changed */
 };
 
 /* Tables of a hash on the device, by what determines them. */
@@ -68,10 +114,12 @@ struct gw_cuda_device {
     uint32_t block_count, block_capacity;
     struct gw_cuda_slot in[GW_CUDA_SLOTS], out[GW_CUDA_SLOTS];
     uint32_t in_next, out_next;
-    void *views[2]; /* pinned */
-    uint64_t view_bytes[2];
+    struct gw_cuda_view views[GW_DEVICE_VIEWS];
     struct gw_cuda_hash hashes[GW_CUDA_HASHES_MAX];
     uint32_t hash_next;
+    struct gw_cuda_notes notes;   /* of the operations between begin and end of a graph */
+    struct CUstream_st *noted_on; /* NULL: operations are started as they come */
+    struct gw_cuda_graph_counts graph_counts;
 
     /* Scratch, from prepare. */
     struct gw_device_limits limits;
@@ -104,16 +152,20 @@ static inline gw_cuda_pointer gw_cuda_pointer_of(const void *memory)
     return (gw_cuda_pointer)(uintptr_t)memory;
 }
 
-/* A launch: blocks, threads along x, and bytes of shared memory. */
-struct gw_cuda_shape {
-    uint32_t grid_x, grid_y, grid_z, threads, shared_bytes;
-};
-
 /* Looks the kernels up in the images. PP_UNAVAILABLE with what is missing. */
 PP_MUST_USE enum pp_status gw_cuda_kernels_load(struct gw_cuda_device *cuda,
                                                 const struct gw_cuda_images *images,
                                                 char *error_out, size_t error_bytes);
 void gw_cuda_kernels_unload(struct gw_cuda_device *cuda);
+/* The one way to a stream: starts the work, or notes it while the stream is noted. */
+PP_MUST_USE enum pp_status gw_cuda_give(struct gw_cuda_device *cuda, struct CUstream_st *stream,
+                                        const struct gw_cuda_work *work);
+/* Starts it whatever is noted. */
+PP_MUST_USE enum pp_status gw_cuda_start(struct gw_cuda_device *cuda, struct CUstream_st *stream,
+                                         const struct gw_cuda_work *work);
+/* Lets a kernel have so many bytes of shared memory. */
+PP_MUST_USE enum pp_status gw_cuda_allow(struct gw_cuda_device *cuda, enum gw_cuda_kernel kernel,
+                                         uint32_t shared_bytes);
 PP_MUST_USE enum pp_status gw_cuda_launch_kernel(struct gw_cuda_device *cuda,
                                                  struct CUstream_st *stream,
                                                  enum gw_cuda_kernel kernel,
@@ -126,6 +178,20 @@ PP_MUST_USE enum pp_status gw_cuda_launch_kernel(struct gw_cuda_device *cuda,
 struct gw_cuda_shape gw_cuda_striding(const struct gw_cuda_device *cuda, uint64_t count,
                                       uint32_t threads);
 
+/* graph.c */
+enum pp_status gw_cuda_graph_new(struct gw_device *device, struct gw_graph **graph_out);
+void gw_cuda_graph_destroy(struct gw_device *device, struct gw_graph *graph);
+enum pp_status gw_cuda_graph_begin(struct gw_device *device, struct gw_graph *graph,
+                                   struct gw_stream *stream);
+enum pp_status gw_cuda_graph_end(struct gw_device *device, struct gw_graph *graph,
+                                 enum pp_status failed);
+/* PP_MEMORY. */
+PP_MUST_USE enum pp_status gw_cuda_note(struct gw_cuda_device *cuda,
+                                        const struct gw_cuda_work *work);
+/* PP_FAILED_PRECONDITION while the stream is noted: what needs the host cannot be in a graph. */
+PP_MUST_USE enum pp_status gw_cuda_needs_host(const struct gw_cuda_device *cuda,
+                                              struct CUstream_st *stream, const char *what);
+
 /* memory.c */
 enum pp_status gw_cuda_alloc(struct gw_device *device, uint64_t bytes, void **memory_out);
 void gw_cuda_free(struct gw_device *device, void *memory);
@@ -137,6 +203,14 @@ void gw_cuda_blocks_deinit(struct gw_cuda_device *cuda);
 /* copies.c */
 PP_MUST_USE enum pp_status gw_cuda_slots_init(struct gw_cuda_device *cuda);
 void gw_cuda_slots_deinit(struct gw_cuda_device *cuda);
+/* Room for views of so many bytes. */
+PP_MUST_USE enum pp_status gw_cuda_views_reserve(struct gw_cuda_device *cuda, uint64_t bytes);
+enum pp_status gw_cuda_pinned_alloc(struct gw_device *device, uint64_t bytes, void **memory_out);
+void gw_cuda_pinned_free(struct gw_device *device, void *memory);
+enum pp_status gw_cuda_pinned_in(struct gw_device *device, struct gw_stream *stream, void *to,
+                                 const void *from_pinned, uint64_t bytes);
+enum pp_status gw_cuda_pinned_out(struct gw_device *device, struct gw_stream *stream,
+                                  void *to_pinned, const void *from, uint64_t bytes);
 enum pp_status gw_cuda_synchronize(struct gw_device *device, struct gw_stream *stream);
 enum pp_status gw_cuda_copy_in(struct gw_device *device, struct gw_stream *stream, void *to,
                                const void *from_host, uint64_t bytes);

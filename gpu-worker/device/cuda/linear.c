@@ -86,9 +86,10 @@ static enum pp_status linear_round(const struct linear_call *call)
     if (!bf16) {
         const struct gw_cuda_largest_args largest = {
             .values = call->x, .bits = &cuda->scalars->largest_bits, .count = count};
-        PP_TRY(gw_cuda_status(
-            cuda->driver, cuda->driver->fill(gw_cuda_pointer_of(largest.bits), 0, 1, call->stream),
-            "fill"));
+        const struct gw_cuda_work clear = {.kind = GW_CUDA_FILLS,
+                                           .to = gw_cuda_pointer_of(largest.bits),
+                                           .bytes = sizeof(*largest.bits)};
+        PP_TRY(gw_cuda_give(cuda, call->stream, &clear));
         PP_TRY(GW_CUDA_LAUNCH(cuda, call->stream, GW_CUDA_largest, &shape, &largest));
     }
     const struct gw_cuda_round_args args = {.values = call->x,
@@ -108,18 +109,20 @@ static enum pp_status linear_multiply(const struct linear_call *call, enum gw_cu
 {
     struct gw_cuda_device *cuda = call->cuda;
     const struct gw_cuda_scalars *scalars = cuda->scalars;
-    const struct gw_cuda_product product = {
-        .type = type,
-        .rows = call->rows,
-        .outputs = outputs,
-        .stride = call->stride,
-        .out_stride = call->matrix->rows,
-        .x = gw_cuda_pointer_of(x),
-        .weights = gw_cuda_pointer_of(weights),
-        .out = gw_cuda_pointer_of(call->out + begin),
-        .factor = gw_cuda_pointer_of(type == GW_CUDA_F32 ? &scalars->one : &scalars->factor),
-        .kept = gw_cuda_pointer_of(call->add ? &scalars->one : &scalars->zero)};
-    return cuda->gemm_ops->multiply(cuda->gemm, call->stream, &product);
+    const struct gw_cuda_work work = {
+        .kind = GW_CUDA_MULTIPLIES,
+        .product = {.type = type,
+                    .rows = call->rows,
+                    .outputs = outputs,
+                    .stride = call->stride,
+                    .out_stride = call->matrix->rows,
+                    .x = gw_cuda_pointer_of(x),
+                    .weights = gw_cuda_pointer_of(weights),
+                    .out = gw_cuda_pointer_of(call->out + begin),
+                    .factor =
+                        gw_cuda_pointer_of(type == GW_CUDA_F32 ? &scalars->one : &scalars->factor),
+                    .kept = gw_cuda_pointer_of(call->add ? &scalars->one : &scalars->zero)}};
+    return gw_cuda_give(cuda, call->stream, &work);
 }
 
 static enum pp_status linear_tiles(const struct linear_call *call, enum gw_cuda_number type)

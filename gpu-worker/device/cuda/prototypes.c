@@ -31,6 +31,15 @@ SAME(GW_CUDA_FUNCTION_SHARED, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 SAME(GW_CUDA_HOST_PORTABLE, CU_MEMHOSTALLOC_PORTABLE);
 SAME(GW_CUDA_STREAM_APART, CU_STREAM_NON_BLOCKING);
 SAME(GW_CUDA_EVENT_UNTIMED, CU_EVENT_DISABLE_TIMING);
+SAME(GW_CUDA_CAPTURE_THREAD, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+SAME(sizeof(struct gw_cuda_node_params), sizeof(CUDA_KERNEL_NODE_PARAMS));
+SAME(offsetof(struct gw_cuda_node_params, function), offsetof(CUDA_KERNEL_NODE_PARAMS, func));
+SAME(offsetof(struct gw_cuda_node_params, grid_x), offsetof(CUDA_KERNEL_NODE_PARAMS, gridDimX));
+SAME(offsetof(struct gw_cuda_node_params, threads_x), offsetof(CUDA_KERNEL_NODE_PARAMS, blockDimX));
+SAME(offsetof(struct gw_cuda_node_params, shared_bytes),
+     offsetof(CUDA_KERNEL_NODE_PARAMS, sharedMemBytes));
+SAME(offsetof(struct gw_cuda_node_params, arguments),
+     offsetof(CUDA_KERNEL_NODE_PARAMS, kernelParams));
 
 SAME(sizeof(struct gw_cublaslt_algorithm), sizeof(cublasLtMatmulAlgo_t));
 SAME(sizeof(struct gw_cublaslt_choice), sizeof(cublasLtMatmulHeuristicResult_t));
