@@ -25,11 +25,11 @@ struct engine_buffer {
 static void engine_buffers(struct gw_engine *engine, struct engine_buffer *buffers)
 {
     const struct gw_heads *heads = &engine->heads;
-    uint64_t rows = engine->chunk_tokens;
+    uint64_t rows = engine->chunk_rows, batch = GW_BATCH_MAX;
     uint64_t q_width = (uint64_t)heads->q_heads * heads->head_dim;
     uint64_t kv_width = (uint64_t)heads->kv_heads * heads->head_dim;
     const struct engine_buffer all[ENGINE_BUFFERS] = {
-        {&engine->x, engine->info.hidden},
+        {&engine->x, batch * engine->info.hidden},
         {&engine->normed, rows * engine->info.hidden},
         {&engine->q, rows * q_width},
         {&engine->o, rows * q_width},
@@ -38,16 +38,16 @@ static void engine_buffers(struct gw_engine *engine, struct engine_buffer *buffe
         {&engine->gate, rows * engine->ffn},
         {&engine->up, rows * engine->ffn},
         {&engine->logits, (uint64_t)GW_LOGIT_ROWS * engine->info.vocab},
-        {&engine->lse, heads->q_heads},
-        {&engine->node_o, q_width},
-        {&engine->node_lse, heads->q_heads},
-        {&engine->sent_q, q_width},
-        {&engine->answer_o, q_width},
-        {&engine->answer_lse, heads->q_heads},
-        {&engine->answer_var, heads->q_heads},
-        {&engine->answer_lse_var, heads->q_heads},
-        {&engine->local_o, q_width},
-        {&engine->local_lse, heads->q_heads},
+        {&engine->lse, batch * heads->q_heads},
+        {&engine->node_o, batch * q_width},
+        {&engine->node_lse, batch * heads->q_heads},
+        {&engine->sent_q, batch * q_width},
+        {&engine->answer_o, batch * q_width},
+        {&engine->answer_lse, batch * heads->q_heads},
+        {&engine->answer_var, batch * heads->q_heads},
+        {&engine->answer_lse_var, batch * heads->q_heads},
+        {&engine->local_o, batch * q_width},
+        {&engine->local_lse, batch * heads->q_heads},
     };
     memcpy(buffers, all, sizeof(all));
 }
@@ -97,7 +97,7 @@ static enum pp_status engine_prepare(struct gw_engine *engine)
     uint32_t q_width = engine->heads.q_heads * engine->heads.head_dim;
     uint32_t columns = info->hidden > engine->ffn ? info->hidden : engine->ffn;
     struct gw_device_limits limits = {.columns_max = columns > q_width ? columns : q_width,
-                                      .rows_max = engine->chunk_tokens,
+                                      .rows_max = engine->chunk_rows,
                                       .heads = engine->heads,
                                       .kv_tokens_max = info->tokens_max};
     PP_TRY(engine->device->ops->prepare(engine->device, &limits));
@@ -135,6 +135,8 @@ enum pp_status gw_engine_new(const struct gw_engine_config *config, char *error_
     engine->clock = config->clock;
     gw_engine_stats_init(config->stats, &engine->stats);
     engine->chunk_tokens = config->chunk_tokens == 0 ? ENGINE_CHUNK_TOKENS : config->chunk_tokens;
+    engine->chunk_rows = engine->chunk_tokens > GW_BATCH_MAX ? engine->chunk_tokens : GW_BATCH_MAX;
+    gw_engine_micro_batches(engine, config->micro_batches);
     enum pp_status status = gw_engine_load(engine, config, error_out, error_bytes);
     if (status == PP_OK) {
         engine_fingerprint(engine, config->gguf);
@@ -165,6 +167,11 @@ void gw_engine_destroy(struct gw_engine *engine)
     free(engine->balances);
     free(engine->layers);
     free(engine);
+}
+
+void gw_engine_micro_batches(struct gw_engine *engine, uint32_t micro_batches)
+{
+    engine->micro_batches = micro_batches == 1 ? 1 : 2;
 }
 
 const struct gw_engine_info *gw_engine_info(const struct gw_engine *engine)

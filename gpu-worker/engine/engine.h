@@ -35,6 +35,8 @@
  * acknowledgement before a step waits for it. */
 #define GW_LEAVE_TOKENS      64u
 #define GW_LEAVE_BATCHES_MAX 8u
+/* Sequences that may step at once. */
+#define GW_BATCH_MAX 16u
 /* Tokens of one hand-over of prefill. */
 #define GW_BULK_TOKENS 4096u
 /* A prompt that is shorter says too little about a layer's queries and keys. */
@@ -49,6 +51,7 @@ struct gw_engine_config {
     enum pp_dtype kv_dtype;     /* K/V is rounded to it at creation, local tokens too */
     uint32_t tokens_max;        /* positions a sequence may reach; 0: the model's context */
     uint32_t chunk_tokens;      /* of prefill; 0: 512 */
+    uint32_t micro_batches;     /* gw_engine_micro_batches; 0: 2 */
     struct pp_clock clock;
     struct pp_stats *stats; /* of errors and flags; may be NULL */
 };
@@ -71,6 +74,11 @@ PP_MUST_USE enum pp_status gw_engine_new(const struct gw_engine_config *config, 
 /* Its sequences must have been closed. */
 void gw_engine_destroy(struct gw_engine *engine);
 const struct gw_engine_info *gw_engine_info(const struct gw_engine *engine);
+
+/* Into how many micro-batches, 1 or 2, a step of two or more sequences with a remote is cut from
+ * now on. Two take turns: while one waits for the nodes the other is computed, for which every
+ * matrix is read twice. */
+void gw_engine_micro_batches(struct gw_engine *engine, uint32_t micro_batches);
 
 /* From now on balances that are kept in `folder` for this model go to the nodes when a sequence is
  * opened, whatever its prompt, and layers that none are kept of are measured once and kept. Files
@@ -200,7 +208,9 @@ PP_MUST_USE enum pp_status gw_sequence_mark(struct gw_sequence *sequence, uint64
 /* PP_FAILED_PRECONDITION without a mark; errors of nodes. */
 PP_MUST_USE enum pp_status gw_sequence_rewind(struct gw_sequence *sequence);
 
-/* Times of a step in microseconds and what its attends read, summed over layers. */
+/* Times of a step in microseconds and what its attends read, summed over layers. The times of a
+ * step of several sequences are the same in all of them: of the whole step, but for a sequence's
+ * own node_us and network_us. */
 struct gw_step_stats {
     uint64_t steps; /* 1; sums of several steps add up */
     uint64_t total_us;
@@ -233,6 +243,24 @@ void gw_step_stats_add(struct gw_step_stats *sum, const struct gw_step_stats *st
 /* Runs one token; logits_out [vocab] may be NULL. Allocates nothing. stats may be NULL. */
 PP_MUST_USE enum pp_status gw_sequence_step(struct gw_sequence *sequence, uint32_t id,
                                             float *logits_out, struct gw_step_stats *stats);
+
+/* One sequence's part in a step of several. */
+struct gw_step {
+    struct gw_sequence *sequence;
+    uint32_t id;                /* the token */
+    float *logits_out;          /* [vocab]; may be NULL */
+    enum pp_status status;      /* what came of it, as gw_sequence_step has it */
+    struct gw_step_stats stats; /* where it is PP_OK */
+};
+/* Runs one token of each of `count` different sequences of the engine: all go through a matrix at
+ * one reading, each at its own position, and one message a node asks for all of them. What becomes
+ * of one changes nothing for the others: where a node was lost they finish first, then those that
+ * need it are recovered and run again. On the host device up to 6 sequences give bit for bit what
+ * each gives alone; more, or on a GPU, what other sums of the same products give. Allocates
+ * nothing. PP_INVALID_ARGUMENT: count is 0 or above GW_BATCH_MAX, a sequence is there twice or is
+ * another engine's; nothing was run then. */
+PP_MUST_USE enum pp_status gw_engine_step(struct gw_engine *engine, struct gw_step *steps,
+                                          uint32_t count);
 
 /* How often a sequence went on after nodes were lost, what that took (within the times of steps and
  * prefill), and the tokens whose K/V was computed again, whole prefills apart. */

@@ -32,7 +32,8 @@ struct gw_engine {
     struct gw_engine_info info;
     struct gw_heads heads;
     uint32_t ffn;
-    uint32_t chunk_tokens;
+    uint32_t chunk_tokens, chunk_rows; /* of prefill, and of that or a step, whichever is more */
+    uint32_t micro_batches;
     float norm_epsilon;
     struct gw_matrix embedding, output;
     const float *output_norm;
@@ -42,20 +43,36 @@ struct gw_engine {
     float *balances;       /* [layers][kv head][dim] kept ones, 0: none; NULL: none are kept */
     char *balances_folder; /* where */
 
-    /* Activations of a chunk, on the device. */
-    float *x;                 /* [chunk][hidden]: the step's residual stream */
+    /* Activations of a chunk, on the device; `chunk` is chunk_rows, `batch` GW_BATCH_MAX: rows of a
+     * step have their places there from its start to its end. */
+    float *x;                 /* [batch][hidden]: the step's residual stream */
     float *normed;            /* [chunk][hidden] */
     float *q, *o;             /* [chunk][q heads][dim] */
     float *k, *v;             /* [chunk][kv heads][dim] */
     float *gate, *up;         /* [chunk][ffn] */
     float *logits;            /* [GW_LOGIT_ROWS][vocab] */
-    float *lse;               /* [q heads] */
-    float *node_o, *node_lse; /* [q heads][dim], [q heads] */
-    /* The host's side of an attend. */
+    float *lse;               /* [batch][q heads] */
+    float *node_o, *node_lse; /* [batch][q heads][dim], [batch][q heads] */
+    /* The host's side of attends: gw_row_host. */
     float *sent_q, *answer_o, *answer_lse;
-    float *answer_var, *answer_lse_var; /* [q heads] */
+    float *answer_var, *answer_lse_var; /* [batch][q heads] */
     float *local_o, *local_lse;         /* what was attended here */
 };
+
+/* A row of these, of a step's row. */
+struct gw_row_host {
+    float *sent_q, *answer_o, *local_o;                          /* [q heads][dim] */
+    float *answer_lse, *answer_var, *answer_lse_var, *local_lse; /* [q heads] */
+};
+static inline struct gw_row_host gw_row_host(const struct gw_engine *engine, uint32_t row)
+{
+    uint64_t heads = (uint64_t)row * engine->heads.q_heads;
+    uint64_t values = heads * engine->heads.head_dim;
+    return (struct gw_row_host){engine->sent_q + values,    engine->answer_o + values,
+                                engine->local_o + values,   engine->answer_lse + heads,
+                                engine->answer_var + heads, engine->answer_lse_var + heads,
+                                engine->local_lse + heads};
+}
 
 /* K/V of a layer that is here: the sink, then tokens PP_SINK_TOKENS + dropped onwards. */
 struct gw_sequence_layer {
@@ -173,27 +190,30 @@ PP_MUST_USE enum pp_status gw_late_begin(struct gw_sequence *sequence, uint64_t 
 PP_MUST_USE enum pp_status gw_late_keep(struct gw_sequence *sequence, uint32_t layer,
                                         uint64_t position, uint32_t rows);
 void gw_late_deinit(struct gw_sequence *sequence);
-/* step.c. The partial of engine->q, one row, over the sink and the tokens from `held` behind it on
- * to `end`, into engine->o and engine->lse. Returns the rows it read in *rows_out. */
+/* step_layer.c. The partial of one row of q over the sink and the tokens from `held` behind it on
+ * to `end`, into o and lse. Returns the rows it read in *rows_out. */
 PP_MUST_USE enum pp_status gw_step_attend_here(struct gw_sequence *sequence, uint32_t layer,
-                                               uint64_t held, uint64_t end, uint64_t *rows_out);
+                                               uint64_t held, uint64_t end, const float *q,
+                                               float *o, float *lse, uint64_t *rows_out);
 /* step_errors.c. Adds every head's published error of the nodes' answer to *nodes_out, and of that
- * merged with local_* to *merged_out. */
+ * merged with local_* to *merged_out, of the step's first row. */
 void gw_step_add_published(const struct gw_engine *engine, double *nodes_out, double *merged_out);
 
-/* What a step learns of errors: gpu-worker/engine/step_errors.c. Copies what was attended here to
- * local_o and local_lse. */
-PP_MUST_USE enum pp_status gw_step_take_local(struct gw_engine *engine);
+/* What a step learns of errors: gpu-worker/engine/step_errors.c. Copies what was attended here for
+ * rows [begin, begin + count) to their local_o and local_lse. */
+PP_MUST_USE enum pp_status gw_step_take_local(struct gw_engine *engine, uint32_t begin,
+                                              uint32_t count);
 /* Series of the engine; stats may be NULL. */
 void gw_engine_stats_init(struct pp_stats *stats, struct gw_engine_stats *own);
 /* Counts the keys and the flags of an answer. */
 void gw_step_count_answer(const struct gw_engine *engine, const struct gw_remote_answer *answer,
                           struct gw_step_stats *stats);
 /* Counts the errors of a layer's answer merged with local_*. */
-void gw_step_count_errors(struct gw_sequence *sequence, uint32_t layer);
+void gw_step_count_errors(struct gw_sequence *sequence, uint32_t row, uint32_t layer);
 /* Asks for the attend that was just answered once more, exactly, and compares. */
-PP_MUST_USE enum pp_status gw_step_compare(struct gw_sequence *sequence, uint32_t layer,
-                                           uint64_t held, struct gw_step_stats *stats);
+PP_MUST_USE enum pp_status gw_step_compare(struct gw_sequence *sequence, uint32_t row,
+                                           uint32_t layer, uint64_t held,
+                                           struct gw_step_stats *stats);
 
 /* The balance that is kept of a layer, NULL: none. */
 float *gw_engine_balance(const struct gw_engine *engine, uint32_t layer);
@@ -218,9 +238,9 @@ static inline enum pp_status gw_engine_view(struct gw_engine *engine, const void
     return ops->synchronize(engine->device, engine->stream);
 }
 
-/* h += FFN(norm(h)) and the output projection before it, for rows of x. */
+/* x += W o, then x += FFN(norm(x)), for rows of o and x. */
 enum pp_status gw_engine_finish_layer(struct gw_engine *engine, const struct gw_layer *layer,
-                                      uint32_t rows, float *x);
+                                      uint32_t rows, const float *o, float *x);
 /* K and V of rows of `normed` at `position`, rounded into k_out and v_out (device). */
 enum pp_status gw_engine_keys_values(struct gw_engine *engine, const struct gw_layer *layer,
                                      uint64_t position, uint32_t rows, void *k_out, void *v_out);
@@ -229,6 +249,20 @@ enum pp_status gw_engine_queries(struct gw_engine *engine, const struct gw_layer
 /* Logits of rows of x [rows][hidden] to the host. */
 enum pp_status gw_engine_logits(struct gw_engine *engine, const float *x, uint32_t rows,
                                 float *logits_out);
+
+/* The same of rows of several sequences: where each stands, and where its K, V or logits go; NULL:
+ * nowhere. Logits of GW_LOGIT_ROWS rows at most. */
+struct gw_place {
+    uint64_t position;
+    void *k, *v;
+    float *logits;
+};
+enum pp_status gw_engine_queries_each(struct gw_engine *engine, const struct gw_layer *layer,
+                                      const struct gw_place *places, uint32_t rows);
+enum pp_status gw_engine_keys_values_each(struct gw_engine *engine, const struct gw_layer *layer,
+                                          const struct gw_place *places, uint32_t rows);
+enum pp_status gw_engine_logits_each(struct gw_engine *engine, const float *x,
+                                     const struct gw_place *places, uint32_t rows);
 
 /* recover.c. After `failed` came back from the remote: when a node was lost, brings the sequence to
  * where what failed can be done again, and PP_OK; else a failure that stays. cut: the parts are to

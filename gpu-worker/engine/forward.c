@@ -42,12 +42,12 @@ enum pp_status gw_engine_keys_values(struct gw_engine *engine, const struct gw_l
 }
 
 enum pp_status gw_engine_finish_layer(struct gw_engine *engine, const struct gw_layer *layer,
-                                      uint32_t rows, float *x)
+                                      uint32_t rows, const float *o, float *x)
 {
     const struct gw_device_ops *ops = engine->device->ops;
     struct gw_device *device = engine->device;
     struct gw_stream *stream = engine->stream;
-    PP_TRY(ops->linear(device, stream, &layer->o, engine->o, rows, false, engine->normed));
+    PP_TRY(ops->linear(device, stream, &layer->o, o, rows, false, engine->normed));
     PP_TRY(ops->add_rms_norm(device, stream, engine->normed, layer->ffn_norm, engine->norm_epsilon,
                              rows, engine->info.hidden, x, engine->normed));
     PP_TRY(forward_project(engine, &layer->gate, NULL, rows, engine->gate));
@@ -57,20 +57,77 @@ enum pp_status gw_engine_finish_layer(struct gw_engine *engine, const struct gw_
     return ops->linear(device, stream, &layer->down, engine->gate, rows, true, x);
 }
 
+enum pp_status gw_engine_queries_each(struct gw_engine *engine, const struct gw_layer *layer,
+                                      const struct gw_place *places, uint32_t rows)
+{
+    const struct gw_heads *heads = &engine->heads;
+    uint64_t width = (uint64_t)heads->q_heads * heads->head_dim;
+    PP_TRY(forward_project(engine, &layer->q, layer->q_bias, rows, engine->q));
+    for (uint32_t row = 0; row < rows; row++) {
+        PP_TRY(engine->device->ops->rope(engine->device, engine->stream, &engine->rope,
+                                         places[row].position, 1, heads->q_heads, heads->head_dim,
+                                         engine->q + row * width));
+    }
+    return PP_OK;
+}
+
+/* Rounds a row of k and v, once k is turned to its position, to where they stay. */
+static enum pp_status forward_place(struct gw_engine *engine, const struct gw_place *place,
+                                    uint32_t row)
+{
+    const struct gw_device_ops *ops = engine->device->ops;
+    const struct gw_heads *heads = &engine->heads;
+    uint32_t dim = heads->head_dim;
+    uint64_t at = (uint64_t)row * heads->kv_heads * dim;
+    PP_TRY(ops->rope(engine->device, engine->stream, &engine->rope, place->position, 1,
+                     heads->kv_heads, dim, engine->k + at));
+    PP_TRY(ops->to_dtype(engine->device, engine->stream, heads->kv_dtype, dim, engine->k + at,
+                         heads->kv_heads, place->k));
+    return ops->to_dtype(engine->device, engine->stream, heads->kv_dtype, dim, engine->v + at,
+                         heads->kv_heads, place->v);
+}
+
+enum pp_status gw_engine_keys_values_each(struct gw_engine *engine, const struct gw_layer *layer,
+                                          const struct gw_place *places, uint32_t rows)
+{
+    PP_TRY(forward_project(engine, &layer->k, layer->k_bias, rows, engine->k));
+    PP_TRY(forward_project(engine, &layer->v, layer->v_bias, rows, engine->v));
+    for (uint32_t row = 0; row < rows; row++) {
+        if (places[row].k != NULL) {
+            PP_TRY(forward_place(engine, &places[row], row));
+        }
+    }
+    return PP_OK;
+}
+
+enum pp_status gw_engine_logits_each(struct gw_engine *engine, const float *x,
+                                     const struct gw_place *places, uint32_t rows)
+{
+    const struct gw_device_ops *ops = engine->device->ops;
+    uint64_t vocab = engine->info.vocab;
+    PP_TRY(ops->rms_norm(engine->device, engine->stream, x, engine->output_norm,
+                         engine->norm_epsilon, rows, engine->info.hidden, engine->normed));
+    PP_TRY(forward_project(engine, &engine->output, NULL, rows, engine->logits));
+    for (uint32_t row = 0; row < rows; row++) {
+        if (places[row].logits != NULL) {
+            PP_TRY(ops->copy_out(engine->device, engine->stream, places[row].logits,
+                                 engine->logits + row * vocab, vocab * sizeof(float)));
+        }
+    }
+    return ops->synchronize(engine->device, engine->stream);
+}
+
 enum pp_status gw_engine_logits(struct gw_engine *engine, const float *x, uint32_t rows,
                                 float *logits_out)
 {
-    const struct gw_device_ops *ops = engine->device->ops;
-    uint64_t hidden = engine->info.hidden;
-    uint64_t vocab = engine->info.vocab;
-    uint32_t step = engine->chunk_tokens < GW_LOGIT_ROWS ? engine->chunk_tokens : GW_LOGIT_ROWS;
-    for (uint32_t row = 0; row < rows; row += step) {
-        uint32_t count = rows - row < step ? rows - row : step;
-        PP_TRY(ops->rms_norm(engine->device, engine->stream, x + row * hidden, engine->output_norm,
-                             engine->norm_epsilon, count, engine->info.hidden, engine->normed));
-        PP_TRY(forward_project(engine, &engine->output, NULL, count, engine->logits));
-        PP_TRY(ops->copy_out(engine->device, engine->stream, logits_out + row * vocab,
-                             engine->logits, count * vocab * sizeof(float)));
+    for (uint32_t row = 0; row < rows; row += GW_LOGIT_ROWS) {
+        struct gw_place places[GW_LOGIT_ROWS] = {{0}};
+        uint32_t count = rows - row < GW_LOGIT_ROWS ? rows - row : GW_LOGIT_ROWS;
+        for (uint32_t i = 0; i < count; i++) {
+            places[i].logits = logits_out + (uint64_t)(row + i) * engine->info.vocab;
+        }
+        PP_TRY(
+            gw_engine_logits_each(engine, x + (uint64_t)row * engine->info.hidden, places, count));
     }
-    return ops->synchronize(engine->device, engine->stream);
+    return PP_OK;
 }

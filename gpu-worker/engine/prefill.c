@@ -60,7 +60,7 @@ static enum pp_status prefill_chunk(struct prefill *prefill, uint32_t index, str
     kv->count = position + rows;
     PP_TRY(ops->attend_causal(engine->device, engine->stream, &engine->heads, kv, position,
                               engine->q, rows, engine->o, NULL));
-    return gw_engine_finish_layer(engine, layer, rows, x);
+    return gw_engine_finish_layer(engine, layer, rows, engine->o, x);
 }
 
 /* Gives a finished layer's rows to the nodes and keeps the sink and the recent ones. */

@@ -85,7 +85,7 @@ static enum pp_status recompute_chunk(struct recompute *work, uint32_t index, ui
     if (work->begin > 0) {
         PP_TRY(attend_before(work, index, rows));
     }
-    return gw_engine_finish_layer(engine, layer, rows, x);
+    return gw_engine_finish_layer(engine, layer, rows, engine->o, x);
 }
 
 static enum pp_status recompute_layer(struct recompute *work, uint32_t index)

@@ -85,62 +85,64 @@ void gw_step_count_answer(const struct gw_engine *engine, const struct gw_remote
     count_flag(own->missed, (flags & GW_ANSWER_TARGET_MISSED) != 0, &stats->attends_missed);
 }
 
-enum pp_status gw_step_take_local(struct gw_engine *engine)
+enum pp_status gw_step_take_local(struct gw_engine *engine, uint32_t begin, uint32_t count)
 {
     const struct gw_device_ops *ops = engine->device->ops;
-    uint64_t lse_bytes = sizeof(float) * engine->heads.q_heads;
-    PP_TRY(ops->copy_out(engine->device, engine->stream, engine->local_o, engine->o,
+    struct gw_row_host host = gw_row_host(engine, begin);
+    uint64_t heads = (uint64_t)begin * engine->heads.q_heads;
+    uint64_t lse_bytes = sizeof(float) * count * engine->heads.q_heads;
+    PP_TRY(ops->copy_out(engine->device, engine->stream, host.local_o,
+                         engine->o + heads * engine->heads.head_dim,
                          lse_bytes * engine->heads.head_dim));
-    PP_TRY(
-        ops->copy_out(engine->device, engine->stream, engine->local_lse, engine->lse, lse_bytes));
+    PP_TRY(ops->copy_out(engine->device, engine->stream, host.local_lse, engine->lse + heads,
+                         lse_bytes));
     return ops->synchronize(engine->device, engine->stream);
 }
 
 /* A head of what was attended here merged with another partial; o into o_out [dim]. */
-static struct pp_partial merge_local(const struct gw_engine *engine, uint32_t head,
+static struct pp_partial merge_local(const struct gw_row_host *host, uint32_t head, uint32_t dim,
                                      const struct pp_partial *other, float *o_out)
 {
-    uint64_t at = (uint64_t)head * engine->heads.head_dim;
     const struct pp_partial partials[2] = {
-        {.o = engine->local_o + at, .lse = engine->local_lse[head]}, *other};
+        {.o = host->local_o + (uint64_t)head * dim, .lse = host->local_lse[head]}, *other};
     struct pp_partial merged = {.o = o_out};
-    pp_partial_merge(partials, 2, engine->heads.head_dim, &merged);
+    pp_partial_merge(partials, 2, dim, &merged);
     return merged;
 }
 
-static struct pp_partial answer_of(const struct gw_sequence *sequence, uint32_t head)
+/* said: nodes were asked for errors. */
+static struct pp_partial answer_of(const struct gw_row_host *host, uint32_t head, uint32_t dim,
+                                   bool said)
 {
-    const struct gw_engine *engine = sequence->engine;
-    bool said = sequence->errors != NULL; /* nodes were asked for errors */
-    return (struct pp_partial){.o = engine->answer_o + (uint64_t)head * engine->heads.head_dim,
-                               .lse = engine->answer_lse[head],
-                               .var = said ? engine->answer_var[head] : 0.0f,
-                               .lse_var = said ? engine->answer_lse_var[head] : 0.0f};
+    return (struct pp_partial){.o = host->answer_o + (uint64_t)head * dim,
+                               .lse = host->answer_lse[head],
+                               .var = said ? host->answer_var[head] : 0.0f,
+                               .lse_var = said ? host->answer_lse_var[head] : 0.0f};
 }
 
 void gw_step_add_published(const struct gw_engine *engine, double *nodes_out, double *merged_out)
 {
     uint32_t dim = engine->heads.head_dim;
+    struct gw_row_host host = gw_row_host(engine, 0);
     for (uint32_t head = 0; head < engine->heads.q_heads; head++) {
         float o[PP_HEAD_DIM_MAX];
-        struct pp_partial answer = {.o = engine->answer_o + (uint64_t)head * dim,
-                                    .lse = engine->answer_lse[head],
-                                    .var = engine->answer_var[head],
-                                    .lse_var = engine->answer_lse_var[head]};
-        struct pp_partial merged = merge_local(engine, head, &answer, o);
+        struct pp_partial answer = answer_of(&host, head, dim, true);
+        struct pp_partial merged = merge_local(&host, head, dim, &answer, o);
         *nodes_out += relative(sqrt((double)answer.var), length_of(answer.o, dim));
         *merged_out += relative(sqrt((double)merged.var), length_of(o, dim));
     }
 }
 
-void gw_step_count_errors(struct gw_sequence *sequence, uint32_t layer)
+void gw_step_count_errors(struct gw_sequence *sequence, uint32_t row, uint32_t layer)
 {
     const struct gw_engine *engine = sequence->engine;
+    uint32_t dim = engine->heads.head_dim;
+    struct gw_row_host host = gw_row_host(engine, row);
     for (uint32_t head = 0; head < engine->heads.q_heads; head++) {
         float o[PP_HEAD_DIM_MAX];
-        struct pp_partial answer = answer_of(sequence, head);
-        struct pp_partial merged = merge_local(engine, head, &answer, o);
-        double length = length_of(o, engine->heads.head_dim);
+        struct pp_partial answer = answer_of(&host, head, dim, true);
+        struct pp_partial merged = merge_local(&host, head, dim, &answer, o);
+        double length = length_of(o, dim);
         double error = relative(sqrt((double)merged.var), length);
         gw_errors_add(sequence->errors, layer, head, error);
         if (engine->stats.rel_err != NULL) {
@@ -151,18 +153,17 @@ void gw_step_count_errors(struct gw_sequence *sequence, uint32_t layer)
 
 /* One head of the nodes' answer beside the exact one: by itself, and merged with what was attended
  * here. */
-static void compare_head(const struct gw_sequence *sequence, uint32_t layer, uint32_t head,
-                         struct gw_step_stats *stats)
+static void compare_head(const struct gw_sequence *sequence, const struct gw_row_host *host,
+                         uint32_t layer, uint32_t head, struct gw_step_stats *stats)
 {
-    const struct gw_engine *engine = sequence->engine;
-    uint32_t dim = engine->heads.head_dim;
+    uint32_t dim = sequence->engine->heads.head_dim;
     float o[PP_HEAD_DIM_MAX], exact_o[PP_HEAD_DIM_MAX];
-    struct pp_partial answer = answer_of(sequence, head);
+    struct pp_partial answer = answer_of(host, head, dim, sequence->errors != NULL);
     struct pp_partial exact = {.o = sequence->exact_o + (uint64_t)head * dim,
                                .lse = sequence->exact_lse[head]};
     stats->error_sum += relative(distance(answer.o, exact.o, dim), length_of(exact.o, dim));
-    struct pp_partial merged = merge_local(engine, head, &answer, o);
-    (void)merge_local(engine, head, &exact, exact_o);
+    struct pp_partial merged = merge_local(host, head, dim, &answer, o);
+    (void)merge_local(host, head, dim, &exact, exact_o);
     double error = relative(distance(o, exact_o, dim), length_of(exact_o, dim));
     double published = relative(sqrt((double)merged.var), length_of(o, dim));
     stats->errors += 1;
@@ -177,20 +178,21 @@ static void compare_head(const struct gw_sequence *sequence, uint32_t layer, uin
     }
 }
 
-enum pp_status gw_step_compare(struct gw_sequence *sequence, uint32_t layer, uint64_t held,
-                               struct gw_step_stats *stats)
+enum pp_status gw_step_compare(struct gw_sequence *sequence, uint32_t row, uint32_t layer,
+                               uint64_t held, struct gw_step_stats *stats)
 {
-    struct gw_engine *engine = sequence->engine;
+    const struct gw_engine *engine = sequence->engine;
+    struct gw_row_host host = gw_row_host(engine, row);
     struct gw_remote_answer exact = {.o = sequence->exact_o, .lse = sequence->exact_lse};
     struct gw_remote_attend attend = {.layer = layer,
                                       .held_tokens = held,
                                       .q_rows = 1,
-                                      .q = engine->sent_q,
+                                      .q = host.sent_q,
                                       .estimator = {.kind = PP_EXACT}};
     PP_TRY(gw_remote_attend_begin(sequence->remote, &attend));
     PP_TRY(gw_remote_attend_wait(sequence->remote, &exact));
     for (uint32_t head = 0; head < engine->heads.q_heads; head++) {
-        compare_head(sequence, layer, head, stats);
+        compare_head(sequence, &host, layer, head, stats);
     }
     return PP_OK;
 }

@@ -89,8 +89,9 @@ static enum pp_status ask_late(struct gw_sequence *sequence, uint32_t layer, uin
                                       .lse_var = engine->answer_lse_var};
     PP_TRY(ops->copy_in(engine->device, engine->stream, engine->q, q,
                         row_values(sequence) * sizeof(float)));
-    PP_TRY(gw_step_attend_here(sequence, layer, held, late_position(sequence, row) + 1, &read));
-    PP_TRY(gw_step_take_local(engine));
+    PP_TRY(gw_step_attend_here(sequence, layer, held, late_position(sequence, row) + 1, engine->q,
+                               engine->o, engine->lse, &read));
+    PP_TRY(gw_step_take_local(engine, 0, 1));
     PP_TRY(gw_remote_attend_begin(sequence->remote, &attend));
     PP_TRY(gw_remote_attend_wait(sequence->remote, &answer));
     gw_step_add_published(engine, nodes_out, merged_out);

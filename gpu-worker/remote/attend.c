@@ -77,6 +77,13 @@ enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
     return PP_OK;
 }
 
+void gw_remote_attends_begin(struct gw_remote_begin *begins, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; ++i) {
+        begins[i].status = gw_remote_attend_begin(begins[i].sequence, &begins[i].attend);
+    }
+}
+
 /* One row and q head: the merge law over the parts that hold its kv head. */
 static void merge_head(struct gw_remote_sequence *sequence, uint32_t row, uint32_t q_head,
                        struct gw_remote_answer *answer)

@@ -246,6 +246,14 @@ struct gw_remote_answer {
 };
 PP_MUST_USE enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
                                                   const struct gw_remote_attend *attend);
+/* Attends of one layer of several sequences of one remote: each begins or does not, as by
+ * gw_remote_attend_begin, and is waited for by itself. */
+struct gw_remote_begin {
+    struct gw_remote_sequence *sequence;
+    struct gw_remote_attend attend;
+    enum pp_status status; /* what came of it */
+};
+void gw_remote_attends_begin(struct gw_remote_begin *begins, uint32_t count);
 PP_MUST_USE enum pp_status gw_remote_attend_wait(struct gw_remote_sequence *sequence,
                                                  struct gw_remote_answer *answer);
 

@@ -76,11 +76,64 @@ static void rows_that_leave_are_those_of_a_local_sequence(void **state)
     tiny_device_new = NULL;
 }
 
+#define BATCH       3u
+#define BATCH_STEPS 40u
+
+/* Logits of every step of three sequences: at once, or each alone. */
+static float *run_batch(bool cuda, bool at_once)
+{
+    static const uint32_t prompts[BATCH] = {150, 1, 100};
+    tiny_device_new = cuda ? cuda_test_device_new : NULL;
+    struct tiny tiny = tiny_new(64, PP_F32);
+    struct gw_step steps[BATCH] = {{0}};
+    float *logits = malloc((size_t)BATCH * BATCH_STEPS * VOCAB * sizeof(float));
+    assert_non_null(logits);
+    for (uint32_t i = 0; i < BATCH; i++) {
+        steps[i].sequence = open_kept(&tiny, i == 1 ? NULL : &fake, 0);
+        assert_int_equal(
+            gw_sequence_prefill(steps[i].sequence, tiny.ids + i, prompts[i], 0, NULL, NULL, NULL),
+            PP_OK);
+    }
+    for (uint32_t step = 0; step < BATCH_STEPS; step++) {
+        for (uint32_t i = 0; i < BATCH; i++) {
+            steps[i].id = tiny.ids[i + prompts[i] + step];
+            steps[i].logits_out = logits + ((size_t)i * BATCH_STEPS + step) * VOCAB;
+        }
+        for (uint32_t i = 0; i < BATCH; i += at_once ? BATCH : 1) {
+            assert_int_equal(gw_engine_step(tiny.engine, steps + i, at_once ? BATCH : 1), PP_OK);
+        }
+        for (uint32_t i = 0; i < BATCH; i++) {
+            assert_int_equal(steps[i].status, PP_OK);
+        }
+    }
+    for (uint32_t i = 0; i < BATCH; i++) {
+        gw_sequence_close(steps[i].sequence);
+    }
+    tiny_free(&tiny);
+    tiny_device_new = NULL;
+    return logits;
+}
+
+static void several_sequences_at_once_give_the_hosts_logits(void **state)
+{
+    (void)state;
+    fake = (struct gw_remote){.ack_every = 1};
+    float *host = run_batch(false, false), *cuda = run_batch(true, true);
+    double worst = largest_difference(host, cuda, BATCH * BATCH_STEPS * VOCAB);
+    printf("at most %.2e apart\n", worst);
+    assert_true(fake.attends > 0);
+    assert_true(worst < 1e-3);
+    free(host);
+    free(cuda);
+    assert_int_equal(cuda_test_bytes_taken(), 0);
+}
+
 int main(void)
 {
     both_begin();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(a_sequence_over_nodes_gives_the_hosts_logits, both_setup),
+        cmocka_unit_test_setup(several_sequences_at_once_give_the_hosts_logits, both_setup),
         cmocka_unit_test_setup(rows_that_leave_are_those_of_a_local_sequence, both_setup),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

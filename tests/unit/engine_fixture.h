@@ -33,6 +33,7 @@ struct gw_remote_sequence {
     bool failed;
     struct gw_remote_attend asked;
     bool in_flight;
+    enum pp_status refuses; /* its attends, but for PP_OK */
 };
 
 struct gw_remote {
@@ -56,6 +57,7 @@ struct gw_remote {
     struct gw_remote_tuning tuning;
     float share_asked;         /* by the last attend */
     float q_asked[LAYERS][48]; /* by a layer's last */
+    char *events;              /* the layer of each begin and wait: "b0w0b1w1"; NULL: not kept */
     float stretch;             /* answers that are not asked for exactly are longer by this share */
 };
 
@@ -308,12 +310,21 @@ enum pp_status gw_remote_truncate(struct gw_remote_sequence *sequence, uint64_t 
     return PP_OK;
 }
 
+static void fake_event(char what, uint32_t layer)
+{
+    if (fake.events != NULL) {
+        *fake.events++ = what;
+        *fake.events++ = (char)('0' + layer);
+    }
+}
+
 enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
                                       const struct gw_remote_attend *attend)
 {
     assert_false(sequence->in_flight);
     assert_true(attend->held_tokens > 0);
     assert_true(attend->held_tokens <= sequence->acknowledged[attend->layer]);
+    fake_event('b', attend->layer);
     sequence->asked = *attend;
     bool compares = attend->estimator.kind == PP_EXACT && !attend->errors;
     fake.known = compares ? fake.known : attend->local_o != NULL && attend->local_lse != NULL;
@@ -322,6 +333,13 @@ enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
     memcpy(fake.q_asked[attend->layer], attend->q, sizeof(fake.q_asked[0]));
     sequence->in_flight = true;
     return PP_OK;
+}
+
+void gw_remote_attends_begin(struct gw_remote_begin *begins, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        begins[i].status = gw_remote_attend_begin(begins[i].sequence, &begins[i].attend);
+    }
 }
 
 /* at: a row and head. */
@@ -371,9 +389,10 @@ enum pp_status gw_remote_attend_wait(struct gw_remote_sequence *sequence,
 {
     assert_true(sequence->in_flight);
     sequence->in_flight = false;
+    fake_event('w', sequence->asked.layer);
     fake.attends++;
-    if (fake.answer != PP_OK) {
-        return fake.answer;
+    if (fake.answer != PP_OK || sequence->refuses != PP_OK) {
+        return fake.answer != PP_OK ? fake.answer : sequence->refuses;
     }
     if (fake_lost(sequence)) {
         return PP_UNAVAILABLE;
