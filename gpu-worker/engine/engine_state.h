@@ -241,6 +241,11 @@ static inline enum pp_status gw_engine_view(struct gw_engine *engine, const void
 /* x += W o, then x += FFN(norm(x)), for rows of o and x. */
 enum pp_status gw_engine_finish_layer(struct gw_engine *engine, const struct gw_layer *layer,
                                       uint32_t rows, const float *o, float *x);
+/* The same in stages 0 to GW_FINISH_STAGES - 1 of about equal work, in order. Only the first reads
+ * o; up to the third nothing else may use normed, up to the last gate and up. */
+#define GW_FINISH_STAGES 4u
+enum pp_status gw_engine_finish_stage(struct gw_engine *engine, const struct gw_layer *layer,
+                                      uint32_t rows, const float *o, float *x, uint32_t stage);
 /* K and V of rows of `normed` at `position`, rounded into k_out and v_out (device). */
 enum pp_status gw_engine_keys_values(struct gw_engine *engine, const struct gw_layer *layer,
                                      uint64_t position, uint32_t rows, void *k_out, void *v_out);
@@ -269,6 +274,12 @@ enum pp_status gw_engine_logits_each(struct gw_engine *engine, const float *x,
  * hold so many tokens only (a rewind that failed); UINT64_MAX: all. */
 enum pp_status gw_sequence_recover(struct gw_sequence *sequence, enum pp_status failed,
                                    uint64_t cut);
+
+/* recompute.c. Computes K and V of tokens [begin, end) behind the sink again and hands them over to
+ * whichever part lacks them. PP_FAILED_PRECONDITION: the tokens are not known; PP_MEMORY; errors of
+ * nodes. */
+PP_MUST_USE enum pp_status gw_sequence_recompute(struct gw_sequence *sequence, uint64_t begin,
+                                                 uint64_t end);
 
 /* A recovery that began then is over. */
 void gw_sequence_note_recovery(struct gw_sequence *sequence, uint64_t begin_us);

@@ -41,20 +41,36 @@ enum pp_status gw_engine_keys_values(struct gw_engine *engine, const struct gw_l
                          v_out);
 }
 
-enum pp_status gw_engine_finish_layer(struct gw_engine *engine, const struct gw_layer *layer,
-                                      uint32_t rows, const float *o, float *x)
+enum pp_status gw_engine_finish_stage(struct gw_engine *engine, const struct gw_layer *layer,
+                                      uint32_t rows, const float *o, float *x, uint32_t stage)
 {
     const struct gw_device_ops *ops = engine->device->ops;
     struct gw_device *device = engine->device;
     struct gw_stream *stream = engine->stream;
-    PP_TRY(ops->linear(device, stream, &layer->o, o, rows, false, engine->normed));
-    PP_TRY(ops->add_rms_norm(device, stream, engine->normed, layer->ffn_norm, engine->norm_epsilon,
-                             rows, engine->info.hidden, x, engine->normed));
-    PP_TRY(forward_project(engine, &layer->gate, NULL, rows, engine->gate));
-    PP_TRY(forward_project(engine, &layer->up, NULL, rows, engine->up));
-    PP_TRY(ops->swiglu(device, stream, engine->gate, engine->up, (uint64_t)rows * engine->ffn,
-                       engine->gate));
-    return ops->linear(device, stream, &layer->down, engine->gate, rows, true, x);
+    switch (stage) {
+    case 0:
+        PP_TRY(ops->linear(device, stream, &layer->o, o, rows, false, engine->normed));
+        return ops->add_rms_norm(device, stream, engine->normed, layer->ffn_norm,
+                                 engine->norm_epsilon, rows, engine->info.hidden, x,
+                                 engine->normed);
+    case 1:
+        return forward_project(engine, &layer->gate, NULL, rows, engine->gate);
+    case 2:
+        PP_TRY(forward_project(engine, &layer->up, NULL, rows, engine->up));
+        return ops->swiglu(device, stream, engine->gate, engine->up, (uint64_t)rows * engine->ffn,
+                           engine->gate);
+    default:
+        return ops->linear(device, stream, &layer->down, engine->gate, rows, true, x);
+    }
+}
+
+enum pp_status gw_engine_finish_layer(struct gw_engine *engine, const struct gw_layer *layer,
+                                      uint32_t rows, const float *o, float *x)
+{
+    for (uint32_t stage = 0; stage < GW_FINISH_STAGES; stage++) {
+        PP_TRY(gw_engine_finish_stage(engine, layer, rows, o, x, stage));
+    }
+    return PP_OK;
 }
 
 enum pp_status gw_engine_queries_each(struct gw_engine *engine, const struct gw_layer *layer,

@@ -174,3 +174,8 @@ enum pp_status gw_remote_attend_wait(struct gw_remote_sequence *sequence,
     take_statistics(sequence, answer);
     return PP_OK;
 }
+
+uint64_t gw_remote_attend_timeout_us(const struct gw_remote_sequence *sequence)
+{
+    return sequence->remote->config.attend_timeout_us;
+}

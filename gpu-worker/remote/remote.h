@@ -256,6 +256,8 @@ struct gw_remote_begin {
 void gw_remote_attends_begin(struct gw_remote_begin *begins, uint32_t count);
 PP_MUST_USE enum pp_status gw_remote_attend_wait(struct gw_remote_sequence *sequence,
                                                  struct gw_remote_answer *answer);
+/* How long an attend may take before the nodes that have not answered are lost. */
+uint64_t gw_remote_attend_timeout_us(const struct gw_remote_sequence *sequence);
 
 /* For people: the error that ended things, naming node and cause; "" when none. */
 const char *gw_remote_error(const struct gw_remote_sequence *sequence);

@@ -15,11 +15,12 @@
 #include "gpu-worker/engine/engine.h"
 #include "tests/unit/gguf_build.h"
 
-#define SEED   4104u
-#define VOCAB  100u
-#define TOKENS 2100u
-#define LAYERS 2u
-#define WIDTH  16u /* kv heads x dim */
+#define SEED       4104u
+#define VOCAB      100u
+#define TOKENS     2100u
+#define LAYERS     2u
+#define WIDTH      16u /* kv heads x dim */
+#define TIMEOUT_US 1500000u
 
 static const struct gguf_build_llama TINY = {LAYERS, 48, 6, 2, 96, VOCAB};
 
@@ -58,7 +59,9 @@ struct gw_remote {
     float share_asked;         /* by the last attend */
     float q_asked[LAYERS][48]; /* by a layer's last */
     char *events;              /* the layer of each begin and wait: "b0w0b1w1"; NULL: not kept */
-    float stretch;             /* answers that are not asked for exactly are longer by this share */
+    uint64_t row_us;           /* what a row of an exact attend takes: too many are a node lost */
+    uint32_t rows_asked_max;
+    float stretch; /* answers that are not asked for exactly are longer by this share */
 };
 
 static struct gw_remote fake;
@@ -394,6 +397,10 @@ enum pp_status gw_remote_attend_wait(struct gw_remote_sequence *sequence,
     if (fake.answer != PP_OK || sequence->refuses != PP_OK) {
         return fake.answer != PP_OK ? fake.answer : sequence->refuses;
     }
+    uint64_t took_us = sequence->asked.q_rows * fake.row_us;
+    sequence->failed = sequence->failed || took_us >= TIMEOUT_US;
+    fake.rows_asked_max =
+        sequence->asked.q_rows > fake.rows_asked_max ? sequence->asked.q_rows : fake.rows_asked_max;
     if (fake_lost(sequence)) {
         return PP_UNAVAILABLE;
     }
@@ -405,11 +412,17 @@ enum pp_status gw_remote_attend_wait(struct gw_remote_sequence *sequence,
     answer->keys_read = sequence->asked.held_tokens;
     answer->keys_held_q = sequence->asked.held_tokens * 6;
     answer->keys_read_q = sequence->asked.held_tokens * 2;
-    answer->node_us = 3;
+    answer->node_us = 3 + took_us;
     answer->network_us = 5;
     answer->estimator_used = sequence->asked.layer == 1;
     answer->flags = fake.flags;
     return PP_OK;
+}
+
+uint64_t gw_remote_attend_timeout_us(const struct gw_remote_sequence *sequence)
+{
+    (void)sequence;
+    return TIMEOUT_US;
 }
 
 const char *gw_remote_error(const struct gw_remote_sequence *sequence)

@@ -72,6 +72,51 @@ static void a_lost_span_is_computed_again_behind_what_others_hold(void **state)
     tiny_free(&tiny);
 }
 
+/* Chunks of all sizes: some are recovered beside the next one, some alone. */
+static void what_is_computed_again_does_not_depend_on_chunks(void **state)
+{
+    (void)state;
+    static const uint32_t chunks[] = {1, 7, 64, 100, 130, 512};
+    for (size_t i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
+        struct tiny tiny = tiny_new(chunks[i], PP_F32);
+        struct gw_recoveries recoveries;
+        expect_from_the_worker_alone(&tiny);
+        fake = (struct gw_remote){
+            .ack_every = 5, .lose_at = 50, .lost_from = 120, .lost_to = UINT64_MAX};
+        assert_true(lose_and_compare(&tiny, &recoveries) < 1e-3);
+        assert_int_equal(recoveries.count, 1);
+        assert_int_equal(recoveries.tokens_recomputed, PROMPT - 64 - 4 - 120);
+        tiny_free(&tiny);
+    }
+}
+
+static void a_recovery_asks_for_as_many_rows_as_nodes_answer_in_time(void **state)
+{
+    (void)state;
+    /* A step's own row is in time, 64 of them would not be. */
+    static const struct {
+        uint64_t row_us;
+        uint32_t rows;
+    } cases[] = {{TIMEOUT_US / 10, 1}, {TIMEOUT_US / 40, 4}, {TIMEOUT_US / 80, 9}, {10, 64}};
+    struct tiny tiny = tiny_new(128, PP_F32);
+    expect_from_the_worker_alone(&tiny);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct gw_recoveries recoveries;
+        fake = (struct gw_remote){.ack_every = 5,
+                                  .lose_at = 50,
+                                  .lost_from = 100,
+                                  .lost_to = UINT64_MAX,
+                                  .row_us = cases[i].row_us};
+        assert_true(lose_and_compare(&tiny, &recoveries) < 1e-3);
+        printf("%llu us a row: at most %u rows at once\n", (unsigned long long)cases[i].row_us,
+               fake.rows_asked_max);
+        assert_int_equal(fake.recoveries, 1);
+        assert_true(fake.rows_asked_max <= cases[i].rows);
+        assert_true(fake.rows_asked_max * 2 >= cases[i].rows);
+    }
+    tiny_free(&tiny);
+}
+
 static void a_node_lost_in_prefill_makes_it_start_again(void **state)
 {
     (void)state;
@@ -121,6 +166,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_lost_span_is_computed_again_behind_what_others_hold),
+        cmocka_unit_test(what_is_computed_again_does_not_depend_on_chunks),
+        cmocka_unit_test(a_recovery_asks_for_as_many_rows_as_nodes_answer_in_time),
         cmocka_unit_test(a_node_lost_in_prefill_makes_it_start_again),
         cmocka_unit_test(nodes_lost_while_recovering_are_recovered_from_too),
         cmocka_unit_test(a_failure_that_is_no_lost_node_ends_the_sequence),
