@@ -149,7 +149,10 @@ static enum pp_status grow(struct gw_part *from)
     struct gw_remote_sequence *sequence = from->sequence;
     struct gw_remote *remote = sequence->remote;
     uint32_t node, behind = sequence->route.part_count;
-    struct cut cut = {.sequence = sequence, .index = from->index, .at = sequence->handed[0]};
+    /* After a cut of the sequence, the tokens handed over may end before this span. */
+    uint64_t begin = sequence->route.parts[from->index].token_begin, handed = sequence->handed[0];
+    struct cut cut = {
+        .sequence = sequence, .index = from->index, .at = handed > begin ? handed : begin};
     PP_TRY(choose(from, &node));
     if (node == from->node->index || sequence->part_count == GW_SEQUENCE_PARTS_MAX) {
         return PP_RESOURCE_EXHAUSTED;

@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include "common/base/assert.h"
+
 /* Ranges of kv heads that the sequence is cut into; the spans are part_count / ranges. */
 static uint32_t count_ranges(const struct gw_route_plan *plan)
 {
@@ -98,6 +100,7 @@ enum pp_status gw_route_join(struct gw_route *route, uint32_t part, uint32_t nod
 uint32_t gw_route_cut(struct gw_route *route, uint32_t part, uint64_t at)
 {
     struct gw_route_part *before = &route->parts[part], *behind = &route->parts[route->part_count];
+    PP_ASSERT(before->token_begin <= at && at <= before->token_end);
     behind->kv_head_begin = before->kv_head_begin;
     behind->kv_head_count = before->kv_head_count;
     behind->token_begin = at;

@@ -55,9 +55,9 @@ PP_MUST_USE enum pp_status gw_route_make(const struct gw_route_plan *plan,
 void gw_route_leave(struct gw_route *route, uint32_t part, uint32_t node);
 PP_MUST_USE enum pp_status gw_route_join(struct gw_route *route, uint32_t part, uint32_t node);
 
-/* The part ends at token `at` of its span; the rest of the span becomes the last part of the route,
- * of the same kv heads and on the nodes that parts[part_count] names. The index of that part, of
- * which there must be room. */
+/* The part ends at token `at` of the sequence, which lies in its span; the rest of the span becomes
+ * the last part of the route, of the same kv heads and on the nodes that parts[part_count] names.
+ * The index of that part, of which there must be room. */
 uint32_t gw_route_cut(struct gw_route *route, uint32_t part, uint64_t at);
 
 /* How many of the sequence's first `tokens` tokens lie in a part: they are its first ones, so this

@@ -127,6 +127,29 @@ static void a_part_ends_where_its_node_runs_short_and_goes_on_elsewhere(void **s
     world_free(&world);
 }
 
+static void a_span_behind_the_tokens_that_are_left_goes_on_elsewhere_whole(void **state)
+{
+    (void)state;
+    struct world world = world_new(GW_SHARD_TOKENS, (const uint64_t[]){1400, 1400, 1400}, true);
+    const struct gw_route *route = &world.sequence->route;
+    struct gw_node *last = &world.remote->nodes[route->parts[2].nodes[0]];
+    assert_int_equal(grow_once(&world), PP_OK);
+    assert_int_equal(grow_once(&world), PP_OK);
+    assert_true(route->parts[2].token_begin > 20 && world.handed > route->parts[2].token_begin);
+    assert_int_equal(gw_remote_truncate(world.sequence, 20), PP_OK);
+    world.handed = 20;
+    atomic_store(&last->free_bytes, 0);
+    gw_remote_maintain(world.sequence);
+    assert_int_equal(route->part_count, 4);
+    for (uint32_t i = 0; i < 4; ++i) {
+        check_held(&world);
+        assert_int_equal(grow_once(&world), PP_OK);
+    }
+    assert_int_equal(route->parts[3].token_begin, route->parts[2].token_begin);
+    assert_int_equal(route->parts[2].token_end, route->parts[2].token_begin);
+    world_free(&world);
+}
+
 static void a_node_that_refuses_rows_keeps_what_it_has(void **state)
 {
     (void)state;
@@ -213,6 +236,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_part_ends_where_its_node_runs_short_and_goes_on_elsewhere),
+        cmocka_unit_test(a_span_behind_the_tokens_that_are_left_goes_on_elsewhere_whole),
         cmocka_unit_test(a_node_that_refuses_rows_keeps_what_it_has),
         cmocka_unit_test(a_range_of_heads_ends_by_itself),
         cmocka_unit_test(when_no_node_has_room_the_bytes_that_lack_are_named),
