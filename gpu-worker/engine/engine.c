@@ -100,8 +100,12 @@ static enum pp_status engine_prepare(struct gw_engine *engine)
                                       .rows_max = engine->chunk_rows,
                                       .heads = engine->heads,
                                       .kv_tokens_max = info->tokens_max};
+    uint64_t tokens = info->tokens_max < GW_BULK_TOKENS ? info->tokens_max : GW_BULK_TOKENS;
+    limits.view_bytes = tokens * engine->heads.kv_heads *
+                        pp_vector_bytes(engine->heads.head_dim, engine->heads.kv_dtype);
     PP_TRY(engine->device->ops->prepare(engine->device, &limits));
     PP_TRY(engine->device->ops->stream_new(engine->device, &engine->stream));
+    PP_TRY(engine->device->ops->stream_new(engine->device, &engine->copy_stream));
     return engine_take_buffers(engine);
 }
 
@@ -160,6 +164,7 @@ void gw_engine_destroy(struct gw_engine *engine)
     }
     engine_free_buffers(engine);
     if (engine->stream != NULL) {
+        engine->device->ops->stream_destroy(engine->device, engine->copy_stream);
         engine->device->ops->stream_destroy(engine->device, engine->stream);
     }
     gw_rope_deinit(&engine->rope, engine->device);

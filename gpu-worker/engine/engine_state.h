@@ -17,6 +17,12 @@ struct gw_layer {
     struct gw_matrix q, k, v, o, gate, up, down;
 };
 
+/* What ran beside something else, counted since the engine is there. */
+struct gw_overlap {
+    uint64_t pieces;        /* of prefilled layers that left */
+    uint64_t pieces_beside; /* those that were asked for when the device had a later layer's work */
+};
+
 /* NULL members without a registry. */
 struct gw_engine_stats {
     struct pp_stat *rel_err;                  /* of merged answers, each head's */
@@ -27,7 +33,9 @@ struct gw_engine_stats {
 struct gw_engine {
     struct gw_device *device;
     struct gw_engine_stats stats;
-    struct gw_stream *stream;
+    struct gw_stream *stream;      /* of everything that is computed */
+    struct gw_stream *copy_stream; /* of what leaves beside that */
+    struct gw_overlap overlap;
     struct pp_clock clock;
     struct gw_engine_info info;
     struct gw_heads heads;
@@ -138,10 +146,6 @@ static inline bool gw_sequence_balances(const struct gw_sequence *sequence, uint
 /* Tokens behind the sink that leave when a sequence starts with `count` tokens. */
 uint64_t gw_sequence_leaving(const struct gw_sequence *sequence, uint64_t count);
 void gw_mark_deinit(struct gw_sequence *sequence);
-/* Gives tokens [0, count) behind the sink of a layer to the nodes, signed. k, v: their rows. */
-enum pp_status gw_sequence_hand_over_signed(struct gw_sequence *sequence, uint32_t layer,
-                                            const struct pp_hash *hash, uint64_t count,
-                                            const void *k, const void *v);
 
 /* A layer's balance in the making: gpu-worker/engine/balance.c. */
 struct gw_balance {

@@ -1,13 +1,14 @@
 /*
  * Prefill, layer-major: for a layer, all tokens in chunks with exact attention over that layer's
- * K/V, which then leaves for the nodes while the next layer computes. So the device holds the K/V
- * of one layer. On the walk of a token's K/V: ops (k, v) > engine/sequence > remote/outbox. It
- * refuses to know how nodes keep it.
+ * K/V, which then leaves for the nodes while the next layer computes. So a device whose operations
+ * run behind their calls holds the K/V of two layers, in turns, and the host that of one. On the
+ * walk of a token's K/V: ops (k, v) > here > engine/leaving. It refuses to know how nodes keep it.
  */
 #include <string.h>
 
 #include "common/base/log.h"
 #include "gpu-worker/engine/engine_state.h"
+#include "gpu-worker/engine/leaving.h"
 
 /* A prefill that loses a node each time gives up. */
 #define PREFILL_TRIES_MAX 8u
@@ -16,8 +17,10 @@ struct prefill {
     struct gw_sequence *sequence;
     uint32_t count; /* tokens of this call */
     uint32_t logit_rows;
-    float *hidden;             /* [count][hidden] on the device */
-    void *k, *v;               /* remote: [count] rows of the layer at hand */
+    float *hidden;     /* [count][hidden] on the device */
+    void *k[2], *v[2]; /* remote: [count] rows of a layer, which take turns */
+    uint32_t turns;
+    struct gw_leaving leaving; /* zeroed: nothing leaves */
     struct gw_balance balance; /* zeroed: not measured */
     bool balancing;            /* it is measured of the layer at hand */
     bool balanced;             /* some layer was */
@@ -63,39 +66,35 @@ static enum pp_status prefill_chunk(struct prefill *prefill, uint32_t index, str
     return gw_engine_finish_layer(engine, layer, rows, engine->o, x);
 }
 
-/* Gives a finished layer's rows to the nodes and keeps the sink and the recent ones. */
+/* What nodes balance the layer's sketches with goes in front of its rows. */
+static enum pp_status prefill_balance(struct prefill *prefill, uint32_t layer, const uint8_t *k,
+                                      uint64_t count)
+{
+    struct gw_sequence *sequence = prefill->sequence;
+    struct gw_engine *engine = sequence->engine;
+    PP_TRY(gw_balance_measure(engine, &prefill->balance, k, count));
+    PP_TRY(gw_remote_balance(sequence->remote, layer, prefill->balance.values));
+    gw_balances_take(engine, layer, prefill->balance.values);
+    prefill->balanced = true;
+    return PP_OK;
+}
+
+/* A finished layer's rows begin to leave; the sink and the recent ones are kept. */
 static enum pp_status prefill_hand_over(struct prefill *prefill, uint32_t layer)
 {
     struct gw_sequence *sequence = prefill->sequence;
     struct gw_engine *engine = sequence->engine;
     const struct gw_device_ops *ops = engine->device->ops;
-    const uint8_t *k = prefill->k, *v = prefill->v;
+    uint32_t turn = layer % prefill->turns;
+    const uint8_t *k = prefill->k[turn], *v = prefill->v[turn];
     uint64_t leaving = gw_sequence_leaving(sequence, prefill->count);
     uint64_t sink = prefill->count < PP_SINK_TOKENS ? prefill->count : PP_SINK_TOKENS;
-    PP_TRY(ops->synchronize(engine->device, engine->stream));
-    if (prefill->balancing && leaving > 0) {
-        PP_TRY(
-            gw_balance_measure(engine, &prefill->balance, k + sink * sequence->row_bytes, leaving));
-        PP_TRY(gw_remote_balance(sequence->remote, layer, prefill->balance.values));
-        gw_balances_take(engine, layer, prefill->balance.values);
-        prefill->balanced = true;
-    }
-    const struct pp_hash *hash =
-        sequence->signatures ? gw_remote_hash(sequence->remote, layer) : NULL;
-    if (hash != NULL) {
-        uint64_t at = sink * sequence->row_bytes;
-        PP_TRY(gw_sequence_hand_over_signed(sequence, layer, hash, leaving, k + at, v + at));
-    }
-    for (uint64_t start = 0; start < leaving && hash == NULL; start += GW_BULK_TOKENS) {
-        uint64_t left = leaving - start;
-        uint32_t count = left < GW_BULK_TOKENS ? (uint32_t)left : GW_BULK_TOKENS;
-        uint64_t at = (sink + start) * sequence->row_bytes;
-        struct gw_host_rows rows;
-        PP_TRY(gw_engine_view(engine, k + at, v + at, count * sequence->row_bytes, &rows));
-        PP_TRY(gw_remote_append(sequence->remote, layer, start, count, rows.k, rows.v, true));
-    }
-    struct gw_sequence_layer *kept = &sequence->layers[layer];
     uint64_t sink_bytes = sink * sequence->row_bytes;
+    if (prefill->balancing && leaving > 0) {
+        PP_TRY(prefill_balance(prefill, layer, k + sink_bytes, leaving));
+    }
+    PP_TRY(gw_leaving_begin(&prefill->leaving, layer, k + sink_bytes, v + sink_bytes, leaving));
+    struct gw_sequence_layer *kept = &sequence->layers[layer];
     uint64_t recent_at = (sink + leaving) * sequence->row_bytes;
     uint64_t recent_bytes = prefill->count * sequence->row_bytes - recent_at;
     PP_TRY(ops->copy_within(engine->device, engine->stream, kept->k, k, sink_bytes));
@@ -112,7 +111,8 @@ static enum pp_status prefill_layer(struct prefill *prefill, uint32_t index)
     struct gw_engine *engine = sequence->engine;
     struct gw_kv_rows kv = {sequence->layers[index].k, sequence->layers[index].v, 0};
     if (sequence->remote != NULL) {
-        kv = (struct gw_kv_rows){prefill->k, prefill->v, 0};
+        uint32_t turn = index % prefill->turns;
+        kv = (struct gw_kv_rows){prefill->k[turn], prefill->v[turn], 0};
     }
     uint64_t total = (uint64_t)prefill->count * engine->info.shape.layers;
     prefill->balancing = prefill->balance.values != NULL && gw_sequence_balances(sequence, index) &&
@@ -124,6 +124,9 @@ static enum pp_status prefill_layer(struct prefill *prefill, uint32_t index)
         uint32_t left = prefill->count - begin;
         uint32_t rows = left < engine->chunk_tokens ? left : engine->chunk_tokens;
         PP_TRY(prefill_chunk(prefill, index, &kv, begin, rows));
+        if (sequence->remote != NULL) {
+            PP_TRY(gw_leaving_go_on(&prefill->leaving));
+        }
         PP_TRY(prefill_report(prefill, GW_PHASE_PREFILL,
                               (uint64_t)index * prefill->count + begin + rows, total));
     }
@@ -150,6 +153,9 @@ static enum pp_status prefill_compute(struct prefill *prefill, const uint32_t *i
         PP_TRY(gw_engine_logits(engine, prefill->hidden + skipped * engine->info.hidden,
                                 prefill->logit_rows, logits_out));
     }
+    if (sequence->remote != NULL) {
+        PP_TRY(gw_leaving_finish(&prefill->leaving));
+    }
     return engine->device->ops->synchronize(engine->device, engine->stream);
 }
 
@@ -171,6 +177,7 @@ static enum pp_status prefill_again(struct prefill *prefill, enum pp_status fail
         !gw_remote_recoverable(sequence->remote)) {
         return failed;
     }
+    PP_TRY(gw_leaving_drop(&prefill->leaving));
     PP_TRY(gw_remote_sequence_reopen(&sequence->remote));
     gw_sequence_note_recovery(sequence, prefill->begin_us);
     return PP_OK;
@@ -217,45 +224,62 @@ static enum pp_status prefill_check(const struct gw_sequence *sequence, const ui
     return PP_OK;
 }
 
+/* Memory of a prefill; what was taken is in it when some cannot be had. */
+static enum pp_status prefill_take(struct prefill *prefill)
+{
+    struct gw_sequence *sequence = prefill->sequence;
+    struct gw_device *device = sequence->engine->device;
+    uint64_t hidden_bytes =
+        (uint64_t)prefill->count * sequence->engine->info.hidden * sizeof(float);
+    void *hidden;
+    PP_TRY(device->ops->alloc(device, hidden_bytes, &hidden));
+    prefill->hidden = hidden;
+    prefill->turns = device->ops->queues ? 2 : 1;
+    for (uint32_t i = 0; i < prefill->turns && sequence->remote != NULL; i++) {
+        uint64_t bytes = prefill->count * sequence->row_bytes;
+        PP_TRY(device->ops->alloc(device, bytes, &prefill->k[i]));
+        PP_TRY(device->ops->alloc(device, bytes, &prefill->v[i]));
+    }
+    if (sequence->remote != NULL) {
+        PP_TRY(gw_leaving_init(sequence, &prefill->leaving));
+    }
+    PP_TRY(gw_late_begin(sequence, prefill->count));
+    return sequence->balance && prefill->count >= GW_BALANCE_TOKENS
+               ? gw_balance_init(&sequence->engine->heads, &prefill->balance)
+               : PP_OK;
+}
+
+static void prefill_give_back(struct prefill *prefill)
+{
+    struct gw_device *device = prefill->sequence->engine->device;
+    gw_leaving_deinit(&prefill->leaving);
+    gw_balance_deinit(&prefill->balance);
+    for (uint32_t i = 0; i < 2; i++) {
+        device->ops->free(device, prefill->v[i]);
+        device->ops->free(device, prefill->k[i]);
+    }
+    device->ops->free(device, prefill->hidden);
+}
+
 enum pp_status gw_sequence_prefill(struct gw_sequence *sequence, const uint32_t *ids,
                                    uint32_t count, uint32_t logit_rows, float *logits_out,
                                    gw_progress_fn *progress, void *context)
 {
     PP_TRY(prefill_check(sequence, ids, count, logit_rows));
-    struct gw_engine *engine = sequence->engine;
-    struct gw_device *device = engine->device;
     struct prefill prefill = {.sequence = sequence,
                               .count = count,
                               .logit_rows = logit_rows,
                               .progress = progress,
                               .context = context,
-                              .begin_us = pp_clock_now_us(&engine->clock)};
-    void *hidden = NULL;
-    uint64_t hidden_bytes = (uint64_t)count * engine->info.hidden * sizeof(float);
-    enum pp_status status = device->ops->alloc(device, hidden_bytes, &hidden);
-    if (status == PP_OK && sequence->remote != NULL) {
-        status = device->ops->alloc(device, count * sequence->row_bytes, &prefill.k);
-    }
-    if (status == PP_OK && sequence->remote != NULL) {
-        status = device->ops->alloc(device, count * sequence->row_bytes, &prefill.v);
-    }
+                              .begin_us = pp_clock_now_us(&sequence->engine->clock)};
+    enum pp_status status = prefill_take(&prefill);
     if (status == PP_OK) {
-        status = gw_late_begin(sequence, count);
-    }
-    if (status == PP_OK && sequence->balance && count >= GW_BALANCE_TOKENS) {
-        status = gw_balance_init(&engine->heads, &prefill.balance);
-    }
-    if (status == PP_OK) {
-        prefill.hidden = hidden;
         status = prefill_run(&prefill, ids, logits_out);
     }
     if (status == PP_OK && prefill.balanced) {
-        gw_balances_save(engine);
+        gw_balances_save(sequence->engine);
     }
     sequence->broken = sequence->broken || status != PP_OK;
-    gw_balance_deinit(&prefill.balance);
-    device->ops->free(device, prefill.v);
-    device->ops->free(device, prefill.k);
-    device->ops->free(device, hidden);
+    prefill_give_back(&prefill);
     return status;
 }

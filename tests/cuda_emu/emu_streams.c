@@ -1,7 +1,8 @@
 /*
  * Streams and events of the emulated driver. A stream's head can run unless it waits for an event
- * that was not reached; who waits runs heads of all streams, drawn at random, until what it waits
- * for is done.
+ * that was not reached; who waits runs heads until what it waits for is done: of one stream drawn
+ * at random while it can, for a drawn number of turns of any order of magnitude, then of another.
+ * So streams stand still for long while others go on.
  */
 #include "tests/cuda_emu/emu_streams.h"
 
@@ -19,11 +20,16 @@ struct CUevent_st {
 static struct {
     struct CUstream_st *streams[STREAMS_MAX];
     struct pp_rng rng;
+    uint32_t favourite, turns; /* the stream that runs, and how often still */
 } queues;
+
+/* Turns of a stream in a row: powers of two below this one. */
+#define TURNS_BITS 11u
 
 void emu_driver_seed(uint64_t seed)
 {
     queues.rng = (struct pp_rng){.seed = seed};
+    queues.turns = 0;
 }
 
 static void operation_run(const struct emu_operation *operation)
@@ -69,17 +75,25 @@ static void head_run(struct CUstream_st *stream)
 /* One operation of any stream; false: none can run. */
 static bool run_one(void)
 {
-    struct CUstream_st *can[STREAMS_MAX];
-    uint32_t count = 0;
+    uint32_t can[STREAMS_MAX], count = 0;
     for (uint32_t i = 0; i < STREAMS_MAX; i++) {
         if (queues.streams[i] != NULL && head_can_run(queues.streams[i])) {
-            can[count++] = queues.streams[i];
+            can[count++] = i;
         }
     }
     if (count == 0) {
         return false;
     }
-    head_run(can[pp_rng_u64(&queues.rng) % count]);
+    if (queues.turns == 0) {
+        queues.favourite = can[pp_rng_u64(&queues.rng) % count];
+        queues.turns = 1u << pp_rng_u64(&queues.rng) % TURNS_BITS;
+    }
+    queues.turns--;
+    uint32_t which = can[pp_rng_u64(&queues.rng) % count];
+    for (uint32_t i = 0; i < count; i++) {
+        which = can[i] == queues.favourite ? can[i] : which;
+    }
+    head_run(queues.streams[which]);
     return true;
 }
 
@@ -234,7 +248,7 @@ unsigned emu_event_record(struct CUevent_st *event, struct CUstream_st *stream)
 /* Time passes while somebody asks. */
 unsigned emu_event_query(struct CUevent_st *event)
 {
-    bool reached = event->reached == event->recorded;
+    bool reached = event->reached == event->recorded || emu_machine.hasty_host;
     (void)run_one();
     return reached ? GW_CUDA_SUCCESS : GW_CUDA_NOT_READY;
 }

@@ -15,10 +15,12 @@
 #include "gpu-worker/engine/engine.h"
 #include "tests/unit/gguf_build.h"
 
-#define SEED       4104u
-#define VOCAB      100u
-#define TOKENS     2100u
-#define LAYERS     2u
+#define SEED   4104u
+#define VOCAB  100u
+#define TOKENS 2100u
+#ifndef LAYERS
+#define LAYERS 2u
+#endif
 #define WIDTH      16u /* kv heads x dim */
 #define TIMEOUT_US 1500000u
 
@@ -61,6 +63,12 @@ struct gw_remote {
     char *events;              /* the layer of each begin and wait: "b0w0b1w1"; NULL: not kept */
     uint64_t row_us;           /* what a row of an exact attend takes: too many are a node lost */
     uint32_t rows_asked_max;
+    /* Where it is set, prefill signs: codes [TOKENS][kv head][l] of segments of so many tokens, and
+     * centres [TOKENS][WIDTH] of which those of the segments' first tokens are set. */
+    const struct pp_hash *hash;
+    uint64_t segment_tokens;
+    uint16_t *codes[LAYERS];
+    float *centres[LAYERS];
     float stretch; /* answers that are not asked for exactly are longer by this share */
 };
 
@@ -216,27 +224,30 @@ const struct pp_estimator *gw_remote_estimator(const struct gw_remote_sequence *
     return own ? &sequence->config.ranges[0].estimator : &sequence->config.estimator;
 }
 
-/* This fake takes no signatures. */
 const struct pp_hash *gw_remote_hash(const struct gw_remote_sequence *sequence, uint32_t layer)
 {
     (void)sequence;
     (void)layer;
-    return NULL;
+    return fake.hash;
 }
 
 uint64_t gw_remote_segment_end(const struct gw_remote_sequence *sequence, uint64_t begin,
                                uint64_t end)
 {
     (void)sequence;
-    (void)begin;
-    return end;
+    bool whole = fake.segment_tokens == 0 || end - begin < fake.segment_tokens;
+    return whole ? end : begin + fake.segment_tokens;
 }
 
 enum pp_status gw_remote_append_signed(struct gw_remote_sequence *sequence, uint32_t layer,
                                        uint64_t start, uint32_t count, const void *k, const void *v,
                                        const struct gw_remote_segment *segment)
 {
-    (void)segment;
+    const struct pp_shape *shape = &sequence->config.shape;
+    uint64_t codes = (uint64_t)shape->kv_heads * sequence->config.estimator.l;
+    assert_true(segment->begin <= start && start + count <= segment->begin + segment->count);
+    memcpy(fake.codes[layer] + start * codes, segment->codes, count * codes * sizeof(uint16_t));
+    memcpy(fake.centres[layer] + segment->begin * WIDTH, segment->centre, WIDTH * sizeof(float));
     return gw_remote_append(sequence, layer, start, count, k, v, true);
 }
 
@@ -509,7 +520,7 @@ static struct gw_sequence *open_kept(struct tiny *tiny, struct gw_remote *remote
     return sequence;
 }
 
-static double largest_difference(const float *a, const float *b, uint32_t count)
+static inline double largest_difference(const float *a, const float *b, uint32_t count)
 {
     double most = 0.0;
     for (uint32_t i = 0; i < count; i++) {
