@@ -9,29 +9,43 @@
 
 #include "gpu-worker/model/chat.h"
 
+static enum pp_status prompt_memory(FILE *errors)
+{
+    fprintf(errors, "the prompt does not fit the memory\n");
+    return PP_MEMORY;
+}
+
 enum pp_status gw_prompt_read(const struct gw_prompt_options *options, FILE *errors,
                               char **text_out, size_t *bytes_out)
 {
-    char *text = NULL;
-    size_t bytes = 0;
     if (options->file[0] != '\0') {
         const char *path = strcmp(options->file, "-") == 0 ? "/dev/stdin" : options->file;
-        PP_TRY(gw_file_read(path, errors, &text, &bytes));
+        return gw_file_read(path, errors, text_out, bytes_out);
     }
-    const char *between = bytes == 0 || options->prompt[0] == '\0' ? ""
-                          : text[bytes - 1] == '\n'                ? "\n"
-                                                                   : "\n\n";
-    size_t between_bytes = strlen(between);
-    size_t prompt_bytes = strlen(options->prompt);
-    char *joined = realloc(text, bytes + between_bytes + prompt_bytes + 1);
+    char *empty = calloc(1, 1);
+    if (empty == NULL) {
+        return prompt_memory(errors);
+    }
+    *text_out = empty;
+    *bytes_out = 0;
+    return PP_OK;
+}
+
+enum pp_status gw_prompt_join(const char *text, size_t bytes, const char *prompt, FILE *errors,
+                              char **joined_out, size_t *bytes_out)
+{
+    const char *between = bytes == 0 || prompt[0] == '\0' ? ""
+                          : text[bytes - 1] == '\n'       ? "\n"
+                                                          : "\n\n";
+    size_t between_bytes = strlen(between), prompt_bytes = strlen(prompt);
+    char *joined = malloc(bytes + between_bytes + prompt_bytes + 1);
     if (joined == NULL) {
-        free(text);
-        fprintf(errors, "the prompt does not fit the memory\n");
-        return PP_MEMORY;
+        return prompt_memory(errors);
     }
+    memcpy(joined, text, bytes);
     memcpy(joined + bytes, between, between_bytes);
-    memcpy(joined + bytes + between_bytes, options->prompt, prompt_bytes);
-    *text_out = joined;
+    memcpy(joined + bytes + between_bytes, prompt, prompt_bytes + 1);
+    *joined_out = joined;
     *bytes_out = bytes + between_bytes + prompt_bytes;
     return PP_OK;
 }

@@ -19,10 +19,13 @@ struct gw_prompt_options {
     bool raw;           /* text as it is, without the template */
 };
 
-/* The user's message: the file's text, a blank line and the prompt. *text_out is malloc'ed. On an
- * error a clear line has gone to `errors`. */
+/* The text of options->file, nothing where there is none. *text_out is malloc'ed. On an error a
+ * clear line has gone to `errors`. */
 PP_MUST_USE enum pp_status gw_prompt_read(const struct gw_prompt_options *options, FILE *errors,
                                           char **text_out, size_t *bytes_out);
+/* The user's message: text [bytes], a blank line and the prompt, where there are both. Alike. */
+PP_MUST_USE enum pp_status gw_prompt_join(const char *text, size_t bytes, const char *prompt,
+                                          FILE *errors, char **joined_out, size_t *bytes_out);
 /* Its ids, *ids_out malloc'ed. Errors alike. */
 PP_MUST_USE enum pp_status gw_prompt_encode(const struct gw_worker *worker,
                                             const struct gw_prompt_options *options,

@@ -68,7 +68,7 @@ class Answer:
         self.text += self.process.stdout.read()
         status = self.process.wait(timeout=120)
         self._reader.join()
-        return status, json.loads(self.json.read_text()) if status == 0 else None
+        return status, json.loads(self.json.read_text().splitlines()[-1]) if status == 0 else None
 
     def __enter__(self):
         return self
