@@ -252,7 +252,7 @@ struct gw_remote {
     uint64_t next_request_id;             /* [engine] */
     uint64_t turn;                        /* [engine] sequences opened */
     struct pp_stat *late_answers, *failures, *outbox_bytes, *append_resends;
-    struct pp_stat *parts_lost, *hedges, *parts_copied, *parts_grown;
+    struct pp_stat *parts_lost, *parts_behind, *hedges, *parts_copied, *parts_grown;
     uint64_t copied; /* [engine] parts, since the start */
 };
 

@@ -322,6 +322,7 @@ static void lose_laggards(struct gw_remote_sequence *sequence)
                     atomic_load(&part->acked[layer]) + LAG_TOKENS_MAX) {
                     gw_part_fail_from_engine(part, PP_QUEUE, "append",
                                              "too far behind its replica");
+                    pp_stat_add(sequence->remote->parts_behind, 1);
                     break;
                 }
             }

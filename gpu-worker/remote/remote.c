@@ -44,7 +44,7 @@ void gw_buffer_release(void *context)
 }
 
 /* Series that nobody collects, so that counting needs no branches. */
-static struct pp_stat unread[10];
+static struct pp_stat unread[11];
 
 static void register_stats(struct gw_remote *remote)
 {
@@ -57,6 +57,7 @@ static void register_stats(struct gw_remote *remote)
     remote->hedges = &unread[7];
     remote->parts_copied = &unread[8];
     remote->parts_grown = &unread[9];
+    remote->parts_behind = &unread[10];
     if (stats != NULL) {
         remote->late_answers = pp_stats_counter(stats, "pigpen_worker_late_answers_total", "",
                                                 "Answers that came after their request ended.");
@@ -68,6 +69,9 @@ static void register_stats(struct gw_remote *remote)
                                                   "Append messages sent again.");
         remote->parts_lost = pp_stats_counter(stats, "pigpen_worker_parts_lost_total", "",
                                               "Parts that a node no longer serves.");
+        remote->parts_behind =
+            pp_stats_counter(stats, "pigpen_worker_parts_behind_total", "",
+                             "Lost parts whose node works, but took appends too slowly.");
         remote->parts_copied = pp_stats_counter(stats, "pigpen_worker_parts_copied_total", "",
                                                 "Parts copied from node to node.");
         remote->parts_grown =

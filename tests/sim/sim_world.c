@@ -26,6 +26,7 @@ const char *const sim_seen_names[SIM_SEEN_COUNT] = {
     [SIM_SEEN_RESENDS] = "appends sent again",
     [SIM_SEEN_HEDGES] = "second nodes asked",
     [SIM_SEEN_PARTS_LOST] = "parts lost",
+    [SIM_SEEN_PARTS_BEHIND] = "parts too far behind",
     [SIM_SEEN_PARTS_COPIED] = "parts copied",
     [SIM_SEEN_APPENDS_REPEATED] = "appends held already",
     [SIM_SEEN_MEMORY_REFUSED] = "refusals for want of memory",
@@ -239,6 +240,7 @@ static void worker_stop(struct sim_world *world)
     see(world, SIM_SEEN_RESENDS, remote->append_resends);
     see(world, SIM_SEEN_HEDGES, remote->hedges);
     see(world, SIM_SEEN_PARTS_LOST, remote->parts_lost);
+    see(world, SIM_SEEN_PARTS_BEHIND, remote->parts_behind);
     see(world, SIM_SEEN_PARTS_COPIED, remote->parts_copied);
     gw_remote_destroy(world->remote);
     world->worker->ops->destroy(world->worker);
