@@ -89,7 +89,7 @@ enum pp_status gw_answer_open(struct gw_answer *answer)
                                       .dense_layers = worker->dense_layers,
                                       .dense_layer_count = worker->dense_layer_count,
                                       .hash_seed = options->worker.hash_seed,
-                                      .step_seed = options->seed,
+                                      .step_seed = options->sampling.sampling.seed,
                                       .tokens_expected = answer->id_count + answer->tokens_max,
                                       .tokens_reserved =
                                           answer->id_count + options->worker.tokens_reserved};
@@ -109,9 +109,7 @@ static enum pp_status restore(struct gw_answer *answer)
                                answer));
     }
     for (uint64_t i = 0; i < rest; i++) {
-        bool last = i + 1 == rest;
-        PP_TRY(gw_sequence_step(answer->sequence, answer->ids[answer->shared + i],
-                                last ? answer->logits : NULL, NULL));
+        PP_TRY(gw_sequence_step(answer->sequence, answer->ids[answer->shared + i], NULL, NULL));
         if (!show_progress(answer, GW_PHASE_PREFILL, i + 1, rest)) {
             return PP_CANCELLED;
         }
@@ -126,12 +124,21 @@ static enum pp_status prefill(struct gw_answer *answer)
         answer->document != NULL
             ? restore(answer)
             : gw_sequence_prefill(answer->sequence, answer->ids, (uint32_t)answer->id_count, 1,
-                                  answer->logits, show_progress, answer);
+                                  NULL, show_progress, answer);
     gw_progress_end(answer->progress);
     answer->prefill_us = pp_clock_now_us(&answer->worker->clock) - begin_us;
     if (status != PP_OK && status != PP_CANCELLED) {
         gw_answer_explain(answer, answer->document != NULL ? "loading the prompt" : "prefill",
                           status);
+    }
+    return status;
+}
+
+static enum pp_status draw_first(struct gw_answer *answer)
+{
+    enum pp_status status = gw_sequence_draw(answer->sequence, &answer->sampler, &answer->next);
+    if (status != PP_OK) {
+        gw_answer_explain(answer, "drawing a token", status);
     }
     return status;
 }
@@ -168,15 +175,11 @@ static enum pp_status tune(struct gw_answer *answer)
 enum pp_status gw_answer_read(struct gw_answer *answer)
 {
     const struct gw_generate_options *options = answer->options;
-    uint32_t vocab = gw_engine_info(answer->worker->engine)->vocab;
-    answer->logits = malloc(vocab * sizeof(float));
-    if (answer->logits == NULL) {
-        return PP_MEMORY;
-    }
     gw_detokenizer_init(&answer->detokenizer, answer->worker->tokenizer);
-    PP_TRY(gw_sampler_init(&answer->sampler, vocab, options->temperature, (uint32_t)options->top_k,
-                           options->top_p, options->seed));
+    PP_TRY(gw_sampling_open(&options->sampling, answer->worker, answer->ids, answer->id_count,
+                            &answer->sampler));
     PP_TRY(prefill(answer));
+    PP_TRY(draw_first(answer));
     if (answer->writer != NULL) {
         PP_TRY(save(answer));
     }
@@ -199,17 +202,11 @@ static enum pp_status add_text(struct gw_answer *answer, const char *text, size_
     return PP_OK;
 }
 
-enum pp_status gw_answer_draw(struct gw_answer *answer)
+enum pp_status gw_answer_add(struct gw_answer *answer)
 {
     const struct gw_tokenizer *tokenizer = answer->worker->tokenizer;
     const char *text;
     size_t bytes;
-    /* Ids past the tokenizer's have no text: they are never drawn. */
-    uint32_t vocab = gw_engine_info(answer->worker->engine)->vocab;
-    for (uint32_t i = gw_tokenizer_vocab(tokenizer); i < vocab; i++) {
-        answer->logits[i] = -__builtin_inff();
-    }
-    PP_TRY(gw_sampler_next(&answer->sampler, answer->logits, &answer->next));
     if (gw_tokenizer_is_end(tokenizer, answer->next)) {
         answer->finish = "stop";
         return PP_OK;
@@ -305,12 +302,10 @@ static void free_steps(struct gw_answer *answer)
     gw_document_close(answer->document);
     gw_sampler_deinit(&answer->sampler);
     gw_detokenizer_deinit(&answer->detokenizer);
-    free(answer->logits);
     free(answer->ids);
     answer->sequence = NULL;
     answer->writer = NULL;
     answer->document = NULL;
-    answer->logits = NULL;
     answer->ids = NULL;
 }
 

@@ -31,8 +31,7 @@ struct gw_answer {
     uint64_t shared;                   /* tokens that the document gives */
     struct gw_sampler sampler;
     struct gw_detokenizer detokenizer;
-    float *logits; /* [vocab] of the next token */
-    uint32_t next; /* that token, once it was drawn */
+    uint32_t next; /* the token that was drawn last */
     char *text;    /* what was answered so far */
     size_t bytes, capacity;
     uint64_t prefill_us, save_us, tune_us;
@@ -50,11 +49,12 @@ PP_MUST_USE enum pp_status gw_answer_check(struct gw_answer *answer);
 /* Opens its sequence on the nodes. Not told: PP_MEMORY, also where nodes have no room; else told.
  */
 PP_MUST_USE enum pp_status gw_answer_open(struct gw_answer *answer);
-/* Reads the prompt, saves it and tunes where that was asked for. PP_CANCELLED: interrupted. */
+/* Reads the prompt, draws the first token, saves and tunes where that was asked for. PP_CANCELLED:
+ * interrupted. */
 PP_MUST_USE enum pp_status gw_answer_read(struct gw_answer *answer);
-/* Draws the next token and adds its text. Afterwards `finish` is set, or `next` wants a step, whose
- * logits go to `logits`. */
-PP_MUST_USE enum pp_status gw_answer_draw(struct gw_answer *answer);
+/* Adds the text of `next`. Afterwards `finish` is set, or it wants a step, whose sampler is its own
+ * and whose token becomes `next`. */
+PP_MUST_USE enum pp_status gw_answer_add(struct gw_answer *answer);
 /* It is over: `finish` stays, or is "error" where the status is not PP_OK. Its sequence is closed,
  * figures and object are there. */
 void gw_answer_end(struct gw_answer *answer, enum pp_status status);

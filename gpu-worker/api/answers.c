@@ -1,5 +1,5 @@
 /*
- * The loop over all answers: begins as many as may run side by side, draws a token of each, steps
+ * The loop over all answers: begins as many as may run side by side, adds a token to each, steps
  * all at once, prints the one in front. See answers.h.
  */
 #include "gpu-worker/api/answers.h"
@@ -177,14 +177,14 @@ static enum pp_status begin_more(struct gw_answers *answers)
     return status == PP_MEMORY ? PP_OK : status;
 }
 
-/* A token of each; who has its last one makes room. */
-static void draw_all(struct gw_answers *answers)
+/* The token of each; who has its last one makes room. */
+static void add_all(struct gw_answers *answers)
 {
     for (uint32_t i = answers->active_count; i-- > 0;) {
         struct gw_answer *answer = answers->active[i];
-        enum pp_status status = gw_answer_draw(answer);
+        enum pp_status status = gw_answer_add(answer);
         if (status != PP_OK) {
-            gw_answer_explain(answer, "drawing a token", status);
+            gw_answer_explain(answer, "adding a token", status);
         }
         if (status != PP_OK || answer->finish != NULL) {
             end_one(answers, i, status);
@@ -197,9 +197,9 @@ static enum pp_status step_all(struct gw_answers *answers)
     struct gw_step steps[GW_BATCH_MAX];
     uint32_t count = answers->active_count;
     for (uint32_t i = 0; i < count; i++) {
-        const struct gw_answer *answer = answers->active[i];
+        struct gw_answer *answer = answers->active[i];
         steps[i] = (struct gw_step){
-            .sequence = answer->sequence, .id = answer->next, .logits_out = answer->logits};
+            .sequence = answer->sequence, .id = answer->next, .sampler = &answer->sampler};
     }
     gw_worker_follow_nodes(answers->worker);
     PP_TRY(gw_engine_step(answers->worker->engine, steps, count));
@@ -209,6 +209,7 @@ static enum pp_status step_all(struct gw_answers *answers)
         struct gw_answer *answer = answers->active[i];
         if (steps[i].status == PP_OK) {
             gw_step_stats_add(&answer->steps, &steps[i].stats);
+            answer->next = steps[i].next;
             continue;
         }
         fprintf(stderr,
@@ -236,7 +237,7 @@ enum pp_status gw_answers_run(struct gw_answers *answers)
 {
     for (;;) {
         PP_TRY(begin_more(answers));
-        draw_all(answers);
+        add_all(answers);
         PP_TRY(print_front(answers));
         if (answers->active_count > 0) {
             PP_TRY(step_all(answers));

@@ -6,9 +6,10 @@
 #define PIGPEN_GPU_WORKER_API_GENERATE_OPTIONS_H
 
 #include "gpu-worker/api/prompt.h"
+#include "gpu-worker/api/sampling.h"
 #include "gpu-worker/api/worker.h"
 
-#define GW_GENERATE_OPTIONS_MAX (GW_WORKER_OPTIONS_MAX + 18u)
+#define GW_GENERATE_OPTIONS_MAX (GW_WORKER_OPTIONS_MAX + 14u + GW_SAMPLING_OPTIONS)
 /* The best of bench/RESULTS.md, Quality: least error and KL for the keys it reads. */
 #define GW_GENERATE_ESTIMATOR "sketch"
 
@@ -19,10 +20,7 @@ struct gw_generate_options {
     uint64_t parallel;
     uint64_t tokens_max; /* of an answer */
     const char *estimator_text;
-    double temperature;
-    uint64_t top_k;
-    double top_p;
-    uint64_t seed;
+    struct gw_sampling_options sampling;
     const char *json_path, *save_path, *load_path;
     /* Of these, by the check. */
     struct pp_estimators estimators;

@@ -72,6 +72,23 @@ struct gw_rope_table {
     bool interleaved; /* pairs (2i, 2i + 1); otherwise (i, i + dim / 2) */
 };
 
+/* How the next token is drawn of a row of logits: the law of draw.h. What its numbers come from:
+ * gpu-worker/ops/sample.h. */
+#define GW_SEEN_IN_PROMPT 0x80000000u
+#define GW_DRAW_NONE      UINT32_MAX /* a logit is NaN or +inf, or all are -inf */
+struct gw_draw {
+    const float *logits; /* of ids [0, count), count > 0 */
+    uint32_t *seen;      /* [count] how often ids were drawn, and GW_SEEN_IN_PROMPT: those have
+                            penalties; the drawn one is counted. NULL: none */
+    uint32_t count;
+    uint32_t top_k; /* 0: all */
+    uint64_t top_p; /* in 2^-64; 0: all */
+    uint64_t weight_min;
+    uint64_t random;
+    double scale; /* 0: the likeliest */
+    float repetition, presence, frequency;
+};
+
 /* The largest shapes that will be asked for: sizes the scratch. */
 struct gw_device_limits {
     uint32_t columns_max; /* of any matrix */
@@ -179,6 +196,11 @@ struct gw_device_ops {
     enum pp_status (*to_dtype)(struct gw_device *device, struct gw_stream *stream,
                                enum pp_dtype dtype, uint32_t dim, const float *values,
                                uint64_t count, void *out);
+
+    /* Draws a token of each row: ids_out [rows] in host memory, GW_DRAW_NONE where there is none.
+     * The same on every device. */
+    enum pp_status (*draw)(struct gw_device *device, struct gw_stream *stream,
+                           const struct gw_draw *draws, uint32_t rows, uint32_t *ids_out);
 
     /* Exact causal attention: q [rows][q head][dim] stands at tokens first .. first + rows - 1 of
      * kv, each row attends kv tokens [0, its own], first + rows <= kv->count. o like q; lse

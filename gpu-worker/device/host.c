@@ -234,6 +234,7 @@ static const struct gw_device_ops host_ops = {
     .rope = gw_host_rope,
     .swiglu = gw_host_swiglu,
     .to_dtype = gw_host_to_dtype,
+    .draw = gw_host_draw,
     .centre_keys = gw_host_centre_keys,
     .sign_keys = gw_host_sign_keys,
     .query_squares = gw_host_query_squares,

@@ -86,6 +86,8 @@ enum pp_status gw_host_key_squares(struct gw_device *device, struct gw_stream *s
 enum pp_status gw_host_to_dtype(struct gw_device *device, struct gw_stream *stream,
                                 enum pp_dtype dtype, uint32_t dim, const float *values,
                                 uint64_t count, void *out);
+enum pp_status gw_host_draw(struct gw_device *device, struct gw_stream *stream,
+                            const struct gw_draw *draws, uint32_t rows, uint32_t *ids_out);
 enum pp_status gw_host_attend_causal(struct gw_device *device, struct gw_stream *stream,
                                      const struct gw_heads *heads, const struct gw_kv_rows *kv,
                                      uint64_t first, const float *q, uint32_t rows, float *o,

@@ -29,6 +29,7 @@
 #include "gpu-worker/device/device.h"
 #include "gpu-worker/engine/errors.h"
 #include "gpu-worker/model/gguf.h"
+#include "gpu-worker/ops/sample.h"
 #include "gpu-worker/remote/remote.h"
 
 /* Recent tokens leave the worker in batches of this many, and so many batches may wait for their
@@ -136,9 +137,10 @@ enum gw_phase {
 typedef bool gw_progress_fn(void *context, enum gw_phase phase, uint64_t done, uint64_t total);
 
 /* Runs `count` tokens. logits_out [logit_rows][vocab] (host memory) gets the logits of the last
- * logit_rows tokens. With a remote it is the first thing a sequence does and returns when the nodes
- * have stored and indexed what left. PP_OUT_OF_RANGE past tokens_expected, PP_INVALID_ARGUMENT on a
- * bad id or count, PP_FAILED_PRECONDITION for a second prefill with a remote. */
+ * logit_rows tokens; NULL: none, they are drawn from only. With a remote it is the first thing a
+ * sequence does and returns when the nodes have stored and indexed what left. PP_OUT_OF_RANGE past
+ * tokens_expected, PP_INVALID_ARGUMENT on a bad id or count, PP_FAILED_PRECONDITION for a second
+ * prefill with a remote. */
 PP_MUST_USE enum pp_status gw_sequence_prefill(struct gw_sequence *sequence, const uint32_t *ids,
                                                uint32_t count, uint32_t logit_rows,
                                                float *logits_out, gw_progress_fn *progress,
@@ -249,6 +251,8 @@ struct gw_step {
     struct gw_sequence *sequence;
     uint32_t id;                /* the token */
     float *logits_out;          /* [vocab]; may be NULL */
+    struct gw_sampler *sampler; /* draws the next token, into `next`; may be NULL */
+    uint32_t next;
     enum pp_status status;      /* what came of it, as gw_sequence_step has it */
     struct gw_step_stats stats; /* where it is PP_OK */
 };
@@ -261,6 +265,11 @@ struct gw_step {
  * another engine's; nothing was run then. */
 PP_MUST_USE enum pp_status gw_engine_step(struct gw_engine *engine, struct gw_step *steps,
                                           uint32_t count);
+/* Draws the token behind what was run last in the engine, a prefill of this sequence with
+ * logit_rows > 0 or a step of it alone; steps draw themselves where they have a sampler. The id
+ * alone leaves the device. PP_FAILED_PRECONDITION, PP_NON_FINITE. */
+PP_MUST_USE enum pp_status gw_sequence_draw(struct gw_sequence *sequence,
+                                            struct gw_sampler *sampler, uint32_t *id_out);
 
 /* How often a sequence went on after nodes were lost, what that took (within the times of steps and
  * prefill), and the tokens whose K/V was computed again, whole prefills apart. */

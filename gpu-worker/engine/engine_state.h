@@ -255,7 +255,10 @@ enum pp_status gw_engine_keys_values(struct gw_engine *engine, const struct gw_l
                                      uint64_t position, uint32_t rows, void *k_out, void *v_out);
 enum pp_status gw_engine_queries(struct gw_engine *engine, const struct gw_layer *layer,
                                  uint64_t position, uint32_t rows);
-/* Logits of rows of x [rows][hidden] to the host. */
+/* Logits of rows of x [rows][hidden], at most GW_LOGIT_ROWS, into engine->logits. */
+enum pp_status gw_engine_logits_here(struct gw_engine *engine, const float *x, uint32_t rows);
+/* Logits of rows > 0 of x [rows][hidden] to the host, none for NULL. The last row becomes
+ * engine->x. */
 enum pp_status gw_engine_logits(struct gw_engine *engine, const float *x, uint32_t rows,
                                 float *logits_out);
 

@@ -116,14 +116,20 @@ enum pp_status gw_engine_keys_values_each(struct gw_engine *engine, const struct
     return PP_OK;
 }
 
+enum pp_status gw_engine_logits_here(struct gw_engine *engine, const float *x, uint32_t rows)
+{
+    PP_TRY(engine->device->ops->rms_norm(engine->device, engine->stream, x, engine->output_norm,
+                                         engine->norm_epsilon, rows, engine->info.hidden,
+                                         engine->normed));
+    return forward_project(engine, &engine->output, NULL, rows, engine->logits);
+}
+
 enum pp_status gw_engine_logits_each(struct gw_engine *engine, const float *x,
                                      const struct gw_place *places, uint32_t rows)
 {
     const struct gw_device_ops *ops = engine->device->ops;
     uint64_t vocab = engine->info.vocab;
-    PP_TRY(ops->rms_norm(engine->device, engine->stream, x, engine->output_norm,
-                         engine->norm_epsilon, rows, engine->info.hidden, engine->normed));
-    PP_TRY(forward_project(engine, &engine->output, NULL, rows, engine->logits));
+    PP_TRY(gw_engine_logits_here(engine, x, rows));
     for (uint32_t row = 0; row < rows; row++) {
         if (places[row].logits != NULL) {
             PP_TRY(ops->copy_out(engine->device, engine->stream, places[row].logits,
@@ -136,14 +142,20 @@ enum pp_status gw_engine_logits_each(struct gw_engine *engine, const float *x,
 enum pp_status gw_engine_logits(struct gw_engine *engine, const float *x, uint32_t rows,
                                 float *logits_out)
 {
-    for (uint32_t row = 0; row < rows; row += GW_LOGIT_ROWS) {
+    const struct gw_device_ops *ops = engine->device->ops;
+    uint64_t hidden = engine->info.hidden;
+    const float *last = x + (rows - 1) * hidden;
+    if (last != engine->x) {
+        PP_TRY(ops->copy_within(engine->device, engine->stream, engine->x, last,
+                                hidden * sizeof(float)));
+    }
+    for (uint32_t row = 0; logits_out != NULL && row < rows; row += GW_LOGIT_ROWS) {
         struct gw_place places[GW_LOGIT_ROWS] = {{0}};
         uint32_t count = rows - row < GW_LOGIT_ROWS ? rows - row : GW_LOGIT_ROWS;
         for (uint32_t i = 0; i < count; i++) {
             places[i].logits = logits_out + (uint64_t)(row + i) * engine->info.vocab;
         }
-        PP_TRY(
-            gw_engine_logits_each(engine, x + (uint64_t)row * engine->info.hidden, places, count));
+        PP_TRY(gw_engine_logits_each(engine, x + row * hidden, places, count));
     }
     return PP_OK;
 }

@@ -5,6 +5,7 @@
  * when the others have finished it is recovered and runs again. On the walk: its start and its end.
  * It refuses to know what a layer does.
  */
+#include "common/base/assert.h"
 #include "common/base/rng.h"
 #include "gpu-worker/engine/step_state.h"
 
@@ -67,17 +68,50 @@ static enum pp_status batch_embed(struct gw_batch *batch)
                                       batch->count, engine->x);
 }
 
+PP_STATIC_ASSERT(GW_BATCH_MAX <= GW_PICKS_MAX, "a batch is drawn for at once");
+
+/* The tokens behind the rows that want one, all at once. */
+static enum pp_status batch_draw(struct gw_batch *batch)
+{
+    struct gw_engine *engine = batch->engine;
+    struct gw_pick picks[GW_BATCH_MAX];
+    struct gw_step_row *rows[GW_BATCH_MAX];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < batch->count; i++) {
+        struct gw_step_row *row = &batch->rows[i];
+        if (row->status == PP_OK && row->step->sampler != NULL) {
+            picks[count] =
+                (struct gw_pick){.sampler = row->step->sampler,
+                                 .logits = engine->logits + (uint64_t)i * engine->info.vocab};
+            rows[count++] = row;
+        }
+    }
+    if (count == 0) {
+        return PP_OK;
+    }
+    PP_TRY(gw_samplers_next(picks, count, engine->stream));
+    for (uint32_t i = 0; i < count; i++) {
+        rows[i]->step->next = picks[i].id;
+        rows[i]->status = picks[i].id == GW_DRAW_NONE ? PP_NON_FINITE : PP_OK;
+    }
+    return PP_OK;
+}
+
 static enum pp_status batch_logits(struct gw_batch *batch)
 {
     struct gw_place places[GW_BATCH_MAX] = {{0}};
     bool wanted = false;
     for (uint32_t i = 0; i < batch->count; i++) {
         const struct gw_step_row *row = &batch->rows[i];
-        places[i].logits = row->status == PP_OK ? row->step->logits_out : NULL;
-        wanted = wanted || places[i].logits != NULL;
+        bool runs = row->status == PP_OK;
+        places[i].logits = runs ? row->step->logits_out : NULL;
+        wanted = wanted || (runs && (row->step->logits_out != NULL || row->step->sampler != NULL));
     }
-    return wanted ? gw_engine_logits_each(batch->engine, batch->engine->x, places, batch->count)
-                  : PP_OK;
+    if (!wanted) {
+        return PP_OK;
+    }
+    PP_TRY(gw_engine_logits_each(batch->engine, batch->engine->x, places, batch->count));
+    return batch_draw(batch);
 }
 
 /* While a micro-batch waits for its nodes the other's layer is begun. */

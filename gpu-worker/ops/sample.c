@@ -1,5 +1,6 @@
 /*
- * Sampling from logits. It refuses to know what the ids mean.
+ * Sampling from logits: what people ask for to the numbers of the law that devices draw by, and
+ * scores. It refuses to know what the ids mean.
  */
 #include "gpu-worker/ops/sample.h"
 
@@ -8,34 +9,124 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Candidates whose probability is below e^-40 of the best one's are never drawn: their sum over any
- * vocabulary is below the resolution of the draw. */
-#define SAMPLE_LOG_RATIO_MAX 40.0
+#include "common/base/assert.h"
+#include "gpu-worker/device/draw.h"
 
-enum pp_status gw_sampler_init(struct gw_sampler *sampler, uint32_t vocab, double temperature,
-                               uint32_t top_k, double top_p, uint64_t seed)
+#define LOG2_E 1.4426950408889634
+
+static bool sampling_valid(const struct gw_sampling *sampling)
 {
-    if (!(temperature >= 0.0) || isinf(temperature) || !(top_p > 0.0 && top_p <= 1.0) ||
-        vocab == 0) {
-        return PP_INVALID_ARGUMENT;
-    }
-    struct gw_candidate *candidates = malloc((uint64_t)vocab * sizeof(*candidates));
-    if (candidates == NULL) {
+    bool draws = sampling->temperature >= 0.0 && isfinite(sampling->temperature);
+    bool cuts = sampling->top_p > 0.0 && sampling->top_p <= 1.0 && sampling->min_p >= 0.0 &&
+                sampling->min_p <= 1.0;
+    bool penalties = sampling->repetition > 0.0 && isfinite(sampling->repetition) &&
+                     isfinite(sampling->presence) && isfinite(sampling->frequency);
+    return draws && cuts && penalties;
+}
+
+static bool sampling_penalises(const struct gw_sampling *sampling)
+{
+    return sampling->repetition != 1.0 || sampling->presence != 0.0 || sampling->frequency != 0.0;
+}
+
+/* What the law of draw.h makes of it. */
+static struct gw_draw sampling_draw(const struct gw_sampling *sampling, uint32_t vocab)
+{
+    bool greedy = sampling->temperature == 0.0;
+    double scale = greedy ? 0.0 : LOG2_E / sampling->temperature;
+    bool all = sampling->top_p == 1.0;
+    return (struct gw_draw){.count = vocab,
+                            .top_k = sampling->top_k,
+                            .top_p = all ? 0 : (uint64_t)ldexp(sampling->top_p, 64),
+                            .weight_min = (uint64_t)ldexp(sampling->min_p, GW_DRAW_WEIGHT_BITS),
+                            .scale = ldexp(scale, GW_DRAW_RANK_BITS),
+                            .repetition = (float)sampling->repetition,
+                            .presence = (float)sampling->presence,
+                            .frequency = (float)sampling->frequency};
+}
+
+/* Which ids were seen, onto the device. ids: [count], below the vocabulary or ignored. */
+static enum pp_status sampler_mark(struct gw_sampler *sampler, const uint32_t *ids, uint64_t count)
+{
+    const struct gw_device_ops *ops = sampler->device->ops;
+    uint32_t *seen = calloc(sampler->draw.count, sizeof(*seen));
+    if (seen == NULL) {
         return PP_MEMORY;
     }
-    *sampler = (struct gw_sampler){.temperature = temperature,
-                                   .top_k = top_k,
-                                   .top_p = top_p,
-                                   .rng = {.seed = seed},
-                                   .candidates = candidates,
-                                   .vocab = vocab};
+    for (uint64_t i = 0; i < count; i++) {
+        if (ids[i] < sampler->draw.count) {
+            seen[ids[i]] = GW_SEEN_IN_PROMPT;
+        }
+    }
+    enum pp_status status = ops->copy_in(sampler->device, NULL, sampler->draw.seen, seen,
+                                         (uint64_t)sampler->draw.count * sizeof(*seen));
+    free(seen);
+    return status;
+}
+
+enum pp_status gw_sampler_init(struct gw_sampler *sampler, struct gw_device *device, uint32_t vocab,
+                               const struct gw_sampling *sampling)
+{
+    if (!sampling_valid(sampling) || vocab == 0) {
+        return PP_INVALID_ARGUMENT;
+    }
+    struct gw_sampler made = {
+        .device = device, .draw = sampling_draw(sampling, vocab), .rng = {.seed = sampling->seed}};
+    if (sampling_penalises(sampling)) {
+        void *seen;
+        PP_TRY(device->ops->alloc(device, (uint64_t)vocab * sizeof(uint32_t), &seen));
+        made.draw.seen = seen;
+        enum pp_status status = sampler_mark(&made, NULL, 0);
+        if (status != PP_OK) {
+            device->ops->free(device, seen);
+            return status;
+        }
+    }
+    *sampler = made;
     return PP_OK;
 }
 
 void gw_sampler_deinit(struct gw_sampler *sampler)
 {
-    free(sampler->candidates);
+    if (sampler->draw.seen != NULL) {
+        sampler->device->ops->free(sampler->device, sampler->draw.seen);
+    }
     memset(sampler, 0, sizeof(*sampler));
+}
+
+enum pp_status gw_sampler_prompt(struct gw_sampler *sampler, const uint32_t *ids, uint64_t count)
+{
+    return sampler->draw.seen != NULL ? sampler_mark(sampler, ids, count) : PP_OK;
+}
+
+enum pp_status gw_samplers_next(struct gw_pick *picks, uint32_t count, struct gw_stream *stream)
+{
+    struct gw_draw draws[GW_PICKS_MAX];
+    uint32_t ids[GW_PICKS_MAX];
+    struct gw_device *device = picks[0].sampler->device;
+    PP_ASSERT(count > 0 && count <= GW_PICKS_MAX);
+    for (uint32_t i = 0; i < count; i++) {
+        draws[i] = picks[i].sampler->draw;
+        draws[i].logits = picks[i].logits;
+        draws[i].random = pp_rng_u64(&picks[i].sampler->rng);
+    }
+    PP_TRY(device->ops->draw(device, stream, draws, count, ids));
+    for (uint32_t i = 0; i < count; i++) {
+        picks[i].id = ids[i];
+    }
+    return PP_OK;
+}
+
+enum pp_status gw_sampler_next(struct gw_sampler *sampler, struct gw_stream *stream,
+                               const float *logits, uint32_t *id_out)
+{
+    struct gw_pick pick = {.sampler = sampler, .logits = logits};
+    PP_TRY(gw_samplers_next(&pick, 1, stream));
+    if (pick.id == GW_DRAW_NONE) {
+        return PP_NON_FINITE;
+    }
+    *id_out = pick.id;
+    return PP_OK;
 }
 
 enum pp_status gw_argmax(const float *logits, uint32_t count, uint32_t *id_out)
@@ -50,61 +141,6 @@ enum pp_status gw_argmax(const float *logits, uint32_t count, uint32_t *id_out)
         return PP_NON_FINITE;
     }
     *id_out = best;
-    return PP_OK;
-}
-
-static int sample_order(const void *left, const void *right)
-{
-    const struct gw_candidate *a = left, *b = right;
-    if (a->logit != b->logit) {
-        return a->logit > b->logit ? -1 : 1;
-    }
-    return a->id < b->id ? -1 : a->id > b->id;
-}
-
-enum pp_status gw_sampler_next(struct gw_sampler *sampler, const float *logits, uint32_t *id_out)
-{
-    uint32_t best;
-    PP_TRY(gw_argmax(logits, sampler->vocab, &best));
-    if (sampler->temperature == 0.0 || sampler->top_k == 1) {
-        *id_out = best;
-        return PP_OK;
-    }
-    double top = (double)logits[best];
-    struct gw_candidate *candidates = sampler->candidates;
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < sampler->vocab; i++) {
-        if (((double)logits[i] - top) / sampler->temperature > -SAMPLE_LOG_RATIO_MAX) {
-            candidates[count++] = (struct gw_candidate){logits[i], i};
-        }
-    }
-    if (count == 0) { /* a temperature so low that even 0 / temperature is no number */
-        *id_out = best;
-        return PP_OK;
-    }
-    qsort(candidates, count, sizeof(*candidates), sample_order);
-    if (sampler->top_k > 0 && count > sampler->top_k) {
-        count = sampler->top_k;
-    }
-    double total = 0.0;
-    for (uint32_t i = 0; i < count; i++) {
-        total += exp(((double)candidates[i].logit - top) / sampler->temperature);
-    }
-    double kept = 0.0;
-    uint32_t kept_count = 0;
-    while (kept_count < count && (kept_count == 0 || kept < sampler->top_p * total)) {
-        kept += exp(((double)candidates[kept_count].logit - top) / sampler->temperature);
-        kept_count++;
-    }
-    double draw = pp_rng_uniform(&sampler->rng) * kept;
-    uint32_t at = 0;
-    for (double sum = 0.0; at < kept_count; at++) {
-        sum += exp(((double)candidates[at].logit - top) / sampler->temperature);
-        if (draw < sum) {
-            break;
-        }
-    }
-    *id_out = candidates[at < kept_count ? at : kept_count - 1].id;
     return PP_OK;
 }
 

@@ -83,6 +83,14 @@ template <typename T> static inline T __shfl_sync(uint32_t mask, T value, int la
     return emu_lane_of<T>(slots, (uint32_t)lane);
 }
 
+template <typename T> static inline T __shfl_up_sync(uint32_t mask, T value, uint32_t lanes)
+{
+    emu_whole_warp(mask);
+    emu_slots *slots = emu_warp(&value, sizeof(value), NULL, "__shfl_up_sync");
+    uint32_t lane = threadIdx.x % EMU_WARP;
+    return emu_lane_of<T>(slots, lane < lanes ? lane : lane - lanes);
+}
+
 static inline uint32_t __ballot_sync(uint32_t mask, int vote)
 {
     emu_whole_warp(mask);

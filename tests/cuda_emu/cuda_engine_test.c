@@ -5,7 +5,7 @@
 #include "tests/cuda_emu/both.h"
 
 #include "gpu-worker/engine/engine_state.h"
-#include "tests/unit/engine_fixture.h"
+#include "tests/unit/engine_draw.h"
 
 #define PROMPT 150u
 #define STEPS  150u
@@ -128,12 +128,20 @@ static void several_sequences_at_once_give_the_hosts_logits(void **state)
     assert_int_equal(cuda_test_bytes_taken(), 0);
 }
 
+static void tokens_are_drawn_of_the_logits_of_the_device(void **state)
+{
+    (void)state;
+    engine_draw_compare(cuda_test_device_new);
+    assert_int_equal(cuda_test_bytes_taken(), 0);
+}
+
 int main(void)
 {
     both_begin();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(a_sequence_over_nodes_gives_the_hosts_logits, both_setup),
         cmocka_unit_test_setup(several_sequences_at_once_give_the_hosts_logits, both_setup),
+        cmocka_unit_test_setup(tokens_are_drawn_of_the_logits_of_the_device, both_setup),
         cmocka_unit_test_setup(rows_that_leave_are_those_of_a_local_sequence, both_setup),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

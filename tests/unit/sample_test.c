@@ -17,37 +17,58 @@
 
 static const float some_logits[VOCAB] = {0.0f, 2.0f, 1.0f, -3.0f, 2.0f, 0.5f, -INFINITY, 1.5f};
 
-static void counts_of(const struct gw_sampler *from, uint32_t draws, uint32_t *counts_out)
+static struct gw_device *host(void)
 {
-    struct gw_sampler sampler = *from;
+    static struct gw_device *device;
+    if (device == NULL) {
+        assert_int_equal(gw_host_device_new(1, &device), PP_OK);
+    }
+    return device;
+}
+
+static struct gw_sampler sampler_of(const struct gw_sampling *sampling)
+{
+    struct gw_sampler sampler;
+    assert_int_equal(gw_sampler_init(&sampler, host(), VOCAB, sampling), PP_OK);
+    return sampler;
+}
+
+static struct gw_sampling sampling_at(double temperature)
+{
+    struct gw_sampling sampling = GW_SAMPLING_GREEDY;
+    sampling.temperature = temperature;
+    sampling.seed = 7;
+    return sampling;
+}
+
+static void counts_of(const struct gw_sampling *sampling, uint32_t draws, uint32_t *counts_out)
+{
+    struct gw_sampler sampler = sampler_of(sampling);
     memset(counts_out, 0, VOCAB * sizeof(*counts_out));
     for (uint32_t i = 0; i < draws; i++) {
         uint32_t id;
-        assert_int_equal(gw_sampler_next(&sampler, some_logits, &id), PP_OK);
+        assert_int_equal(gw_sampler_next(&sampler, NULL, some_logits, &id), PP_OK);
         assert_true(id < VOCAB);
         counts_out[id]++;
     }
+    gw_sampler_deinit(&sampler);
 }
 
 static void greedy_takes_the_lowest_id_among_the_likeliest(void **state)
 {
     (void)state;
-    struct gw_sampler sampler;
-    uint32_t id;
-    assert_int_equal(gw_sampler_init(&sampler, VOCAB, 0.0, 0, 1.0, 7), PP_OK);
-    assert_int_equal(gw_sampler_next(&sampler, some_logits, &id), PP_OK);
-    assert_int_equal(id, 1);
-    gw_sampler_deinit(&sampler);
+    uint32_t counts[VOCAB];
+    counts_of(&GW_SAMPLING_GREEDY, 3, counts);
+    assert_int_equal(counts[1], 3);
 }
 
 static void draws_follow_the_softmax_at_a_temperature(void **state)
 {
     (void)state;
-    struct gw_sampler sampler;
     uint32_t counts[VOCAB];
     const double temperature = 0.7;
-    assert_int_equal(gw_sampler_init(&sampler, VOCAB, temperature, 0, 1.0, 7), PP_OK);
-    counts_of(&sampler, 100000, counts);
+    const struct gw_sampling sampling = sampling_at(temperature);
+    counts_of(&sampling, 100000, counts);
     double total = 0.0;
     for (uint32_t i = 0; i < VOCAB; i++) {
         total += exp((double)some_logits[i] / temperature);
@@ -57,40 +78,74 @@ static void draws_follow_the_softmax_at_a_temperature(void **state)
         double error = fabs(counts[i] / 1e5 - p);
         assert_true(error <= 4.0 * sqrt(p * (1.0 - p) / 1e5));
     }
-    gw_sampler_deinit(&sampler);
 }
 
-static void top_k_and_top_p_cut_the_tail(void **state)
+static void top_k_top_p_and_min_p_cut_the_tail(void **state)
 {
     (void)state;
-    struct gw_sampler sampler;
     uint32_t counts[VOCAB];
-    assert_int_equal(gw_sampler_init(&sampler, VOCAB, 1.0, 3, 1.0, 7), PP_OK);
-    counts_of(&sampler, 5000, counts);
+    struct gw_sampling sampling = sampling_at(1.0);
+    sampling.top_k = 3;
+    counts_of(&sampling, 5000, counts);
     assert_true(counts[1] > 0 && counts[4] > 0 && counts[7] > 0);
     assert_int_equal(counts[1] + counts[4] + counts[7], 5000);
-    gw_sampler_deinit(&sampler);
     /* 1 and 4 have 0.307 each: together they pass 0.5, alone neither does. */
-    assert_int_equal(gw_sampler_init(&sampler, VOCAB, 1.0, 0, 0.5, 7), PP_OK);
-    counts_of(&sampler, 5000, counts);
+    sampling = sampling_at(1.0);
+    sampling.top_p = 0.5;
+    counts_of(&sampling, 5000, counts);
     assert_true(counts[1] > 0 && counts[4] > 0);
     assert_int_equal(counts[1] + counts[4], 5000);
+    /* 7 has e^-0.5 = 0.607 of the likeliest ones' probability, 2 has e^-1 = 0.368. */
+    sampling = sampling_at(1.0);
+    sampling.min_p = 0.4;
+    counts_of(&sampling, 5000, counts);
+    assert_true(counts[1] > 0 && counts[4] > 0 && counts[7] > 0);
+    assert_int_equal(counts[1] + counts[4] + counts[7], 5000);
+}
+
+static void equals_at_a_cut_are_kept_in_order_of_their_ids(void **state)
+{
+    (void)state;
+    uint32_t counts[VOCAB];
+    struct gw_sampling sampling = sampling_at(1.0);
+    sampling.top_p = 0.2;
+    counts_of(&sampling, 1000, counts);
+    assert_int_equal(counts[1], 1000);
+}
+
+/* 1 and 4 have 2, 7 has 1.5, 2 has 1: of the prompt 1 and 2, divided by 2 to 1 and 0.5; 4 is drawn
+ * first and then has 2 / 2 - 0.25 - 0.5. */
+static void what_was_seen_becomes_less_likely(void **state)
+{
+    (void)state;
+    struct gw_sampling sampling = GW_SAMPLING_GREEDY;
+    sampling.repetition = 2.0;
+    sampling.presence = 0.25;
+    sampling.frequency = 0.5;
+    struct gw_sampler sampler = sampler_of(&sampling);
+    const uint32_t prompt[] = {1, 2, 1, VOCAB + 3}, expected[] = {4, 7, 1, 2, 5};
+    assert_int_equal(gw_sampler_prompt(&sampler, prompt, 4), PP_OK);
+    for (uint32_t i = 0; i < 5; i++) {
+        uint32_t id;
+        assert_int_equal(gw_sampler_next(&sampler, NULL, some_logits, &id), PP_OK);
+        assert_int_equal(id, expected[i]);
+    }
     gw_sampler_deinit(&sampler);
 }
 
 static void the_same_seed_draws_the_same_tokens_and_another_does_not(void **state)
 {
     (void)state;
-    struct gw_sampler one, two, other;
+    struct gw_sampling sampling = sampling_at(1.0);
+    struct gw_sampler one = sampler_of(&sampling), two = sampler_of(&sampling);
+    sampling.seed = 8;
+    struct gw_sampler other = sampler_of(&sampling);
     uint32_t different = 0;
-    assert_int_equal(gw_sampler_init(&one, VOCAB, 1.0, 0, 1.0, 7), PP_OK);
-    assert_int_equal(gw_sampler_init(&two, VOCAB, 1.0, 0, 1.0, 7), PP_OK);
-    assert_int_equal(gw_sampler_init(&other, VOCAB, 1.0, 0, 1.0, 8), PP_OK);
     for (uint32_t i = 0; i < 100; i++) {
         uint32_t ids[3];
-        assert_int_equal(gw_sampler_next(&one, some_logits, &ids[0]), PP_OK);
-        assert_int_equal(gw_sampler_next(&two, some_logits, &ids[1]), PP_OK);
-        assert_int_equal(gw_sampler_next(&other, some_logits, &ids[2]), PP_OK);
+        assert_int_equal(gw_sampler_next(&one, NULL, some_logits, &ids[0]), PP_OK);
+        assert_int_equal(gw_sampler_next(&two, NULL, some_logits, &ids[1]), PP_OK);
+        assert_int_equal(gw_sampler_next(&other, NULL, some_logits, &ids[2]), PP_OK);
         assert_int_equal(ids[0], ids[1]);
         different += ids[0] != ids[2] ? 1 : 0;
     }
@@ -100,47 +155,68 @@ static void the_same_seed_draws_the_same_tokens_and_another_does_not(void **stat
     gw_sampler_deinit(&other);
 }
 
+static void refused(const struct gw_sampling *sampling, uint32_t vocab)
+{
+    struct gw_sampler sampler;
+    assert_int_equal(gw_sampler_init(&sampler, host(), vocab, sampling), PP_INVALID_ARGUMENT);
+}
+
 static void parameters_that_mean_nothing_are_refused(void **state)
 {
     (void)state;
-    struct gw_sampler sampler;
-    assert_int_equal(gw_sampler_init(&sampler, VOCAB, NAN, 0, 1.0, 7), PP_INVALID_ARGUMENT);
-    assert_int_equal(gw_sampler_init(&sampler, VOCAB, -1.0, 0, 1.0, 7), PP_INVALID_ARGUMENT);
-    assert_int_equal(gw_sampler_init(&sampler, VOCAB, INFINITY, 0, 1.0, 7), PP_INVALID_ARGUMENT);
-    assert_int_equal(gw_sampler_init(&sampler, VOCAB, 1.0, 0, 0.0, 7), PP_INVALID_ARGUMENT);
-    assert_int_equal(gw_sampler_init(&sampler, VOCAB, 1.0, 0, 1.0001, 7), PP_INVALID_ARGUMENT);
-    assert_int_equal(gw_sampler_init(&sampler, 0, 1.0, 0, 1.0, 7), PP_INVALID_ARGUMENT);
+    const double temperatures[] = {(double)NAN, -1.0, (double)INFINITY};
+    const double shares[] = {0.0, -0.1, 1.0001, (double)NAN};
+    struct gw_sampling sampling;
+    for (uint32_t i = 0; i < 3; i++) {
+        sampling = sampling_at(temperatures[i]);
+        refused(&sampling, VOCAB);
+        sampling = sampling_at(1.0);
+        sampling.presence = i == 1 ? (double)NAN : temperatures[i];
+        refused(&sampling, i == 1 ? 0 : VOCAB);
+        sampling = sampling_at(1.0);
+        sampling.repetition = temperatures[i];
+        refused(&sampling, VOCAB);
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        sampling = sampling_at(1.0);
+        sampling.top_p = shares[i];
+        refused(&sampling, VOCAB);
+        sampling = sampling_at(1.0);
+        sampling.min_p = i == 0 ? -1.0 : shares[i];
+        refused(&sampling, VOCAB);
+    }
 }
 
 static void a_tiny_temperature_is_greedy_and_a_huge_one_uniform(void **state)
 {
     (void)state;
-    struct gw_sampler sampler;
     uint32_t counts[VOCAB];
-    assert_int_equal(gw_sampler_init(&sampler, VOCAB, 1e-45, 1, 1.0, 7), PP_OK);
-    counts_of(&sampler, 100, counts);
+    struct gw_sampling sampling = sampling_at(1e-45);
+    sampling.top_k = 1;
+    counts_of(&sampling, 100, counts);
     assert_int_equal(counts[1], 100);
-    gw_sampler_deinit(&sampler);
-    assert_int_equal(gw_sampler_init(&sampler, VOCAB, 1e6, 0, 1.0, 7), PP_OK);
-    counts_of(&sampler, 70000, counts);
+    sampling = sampling_at(5e-324); /* whose inverse is infinite */
+    counts_of(&sampling, 100, counts);
+    assert_int_equal(counts[1] + counts[4], 100);
+    sampling = sampling_at(1e6);
+    counts_of(&sampling, 70000, counts);
     assert_int_equal(counts[6], 0); /* -inf is never drawn */
     assert_true(counts[3] > 9600 && counts[3] < 10400);
-    gw_sampler_deinit(&sampler);
 }
 
 static void logits_that_are_no_numbers_are_an_error(void **state)
 {
     (void)state;
-    struct gw_sampler sampler;
+    const struct gw_sampling sampling = sampling_at(1.0);
+    struct gw_sampler sampler = sampler_of(&sampling);
     uint32_t id;
-    float logits[VOCAB] = {0.0f, NAN};
-    float nothing[VOCAB];
+    float nan[VOCAB] = {0.0f, NAN}, infinite[VOCAB] = {0.0f, INFINITY}, nothing[VOCAB];
     for (uint32_t i = 0; i < VOCAB; i++) {
         nothing[i] = -INFINITY;
     }
-    assert_int_equal(gw_sampler_init(&sampler, VOCAB, 1.0, 0, 1.0, 7), PP_OK);
-    assert_int_equal(gw_sampler_next(&sampler, logits, &id), PP_NON_FINITE);
-    assert_int_equal(gw_sampler_next(&sampler, nothing, &id), PP_NON_FINITE);
+    assert_int_equal(gw_sampler_next(&sampler, NULL, nan, &id), PP_NON_FINITE);
+    assert_int_equal(gw_sampler_next(&sampler, NULL, infinite, &id), PP_NON_FINITE);
+    assert_int_equal(gw_sampler_next(&sampler, NULL, nothing, &id), PP_NON_FINITE);
     gw_sampler_deinit(&sampler);
 }
 
@@ -156,17 +232,27 @@ static void kl_is_zero_for_equal_rows_and_matches_a_closed_form(void **state)
     assert_true(fabs(gw_log_sum_exp(p, 2) - log(1.0 + exp(1.0))) < 1e-12);
 }
 
+/* The draws share one device, which is the host. */
+static int close_host(void **state)
+{
+    (void)state;
+    host()->ops->destroy(host());
+    return 0;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(greedy_takes_the_lowest_id_among_the_likeliest),
         cmocka_unit_test(draws_follow_the_softmax_at_a_temperature),
-        cmocka_unit_test(top_k_and_top_p_cut_the_tail),
+        cmocka_unit_test(top_k_top_p_and_min_p_cut_the_tail),
+        cmocka_unit_test(equals_at_a_cut_are_kept_in_order_of_their_ids),
+        cmocka_unit_test(what_was_seen_becomes_less_likely),
         cmocka_unit_test(the_same_seed_draws_the_same_tokens_and_another_does_not),
         cmocka_unit_test(parameters_that_mean_nothing_are_refused),
         cmocka_unit_test(a_tiny_temperature_is_greedy_and_a_huge_one_uniform),
         cmocka_unit_test(logits_that_are_no_numbers_are_an_error),
         cmocka_unit_test(kl_is_zero_for_equal_rows_and_matches_a_closed_form),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, close_host);
 }

@@ -84,13 +84,14 @@ static enum pp_status cuda_event_synchronize(struct gw_device *device, struct gw
 
 static void cuda_drop_scratch(struct gw_cuda_device *cuda)
 {
-    void *scratch[] = {cuda->halves,    cuda->tile,   cuda->ids,     cuda->piece_o,
+    void *scratch[] = {cuda->halves,    cuda->tile,   cuda->ids,     cuda->draws, cuda->piece_o,
                        cuda->piece_lse, cuda->centre, cuda->squares, cuda->codes};
     for (uint32_t i = 0; i < sizeof(scratch) / sizeof(scratch[0]); i++) {
         gw_cuda_free(&cuda->device, scratch[i]);
     }
     cuda->halves = cuda->tile = cuda->codes = NULL;
     cuda->ids = NULL;
+    cuda->draws = NULL;
     cuda->piece_o = cuda->piece_lse = cuda->centre = NULL;
     cuda->squares = NULL;
 }
@@ -112,6 +113,7 @@ static enum pp_status cuda_prepare(struct gw_device *device, const struct gw_dev
          (uint64_t)limits->rows_max * cuda->limits.columns_max * sizeof(uint16_t)},
         {(void **)&cuda->tile, GW_CUDA_TILE_BYTES},
         {(void **)&cuda->ids, limits->rows_max * sizeof(uint32_t)},
+        {(void **)&cuda->draws, GW_CUDA_DRAWS * sizeof(struct gw_draw)},
         {(void **)&cuda->piece_o, partials * limits->heads.head_dim * sizeof(float)},
         {(void **)&cuda->piece_lse, partials * sizeof(float)},
         {(void **)&cuda->centre, columns * sizeof(float)},
@@ -179,6 +181,7 @@ static const struct gw_device_ops cuda_ops = {
     .rope = gw_cuda_rope,
     .swiglu = gw_cuda_swiglu,
     .to_dtype = gw_cuda_to_dtype,
+    .draw = gw_cuda_draw,
     .centre_keys = gw_cuda_centre_keys,
     .sign_keys = gw_cuda_sign_keys,
     .query_squares = gw_cuda_query_squares,

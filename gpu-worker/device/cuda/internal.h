@@ -127,6 +127,7 @@ struct gw_cuda_device {
     uint16_t *halves;           /* [rows_max][columns_max] activations */
     uint16_t *tile;             /* GW_CUDA_TILE_BYTES of weights */
     uint32_t *ids;              /* [rows_max] */
+    struct gw_draw *draws;      /* [GW_CUDA_DRAWS] */
     float *piece_o, *piece_lse; /* [piece][row][q head][dim], [piece][row][q head] */
     float *centre;              /* [kv head][dim] */
     double *squares;            /* [kv head][dim] */
@@ -247,6 +248,10 @@ enum pp_status gw_cuda_swiglu(struct gw_device *device, struct gw_stream *stream
 enum pp_status gw_cuda_to_dtype(struct gw_device *device, struct gw_stream *stream,
                                 enum pp_dtype dtype, uint32_t dim, const float *values,
                                 uint64_t count, void *out);
+
+/* draw.c */
+enum pp_status gw_cuda_draw(struct gw_device *device, struct gw_stream *stream,
+                            const struct gw_draw *draws, uint32_t rows, uint32_t *ids_out);
 
 /* linear.c */
 enum pp_status gw_cuda_linear(struct gw_device *device, struct gw_stream *stream,

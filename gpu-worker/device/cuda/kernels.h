@@ -9,6 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "gpu-worker/device/draw.h"
+
 /* X(kernel, kind of its arguments, threads a block, by which it is bounded). */
 #define GW_CUDA_KERNELS(X)                                                                         \
     X(embed, embed, 128)                                                                           \
@@ -20,6 +22,7 @@
     X(rope, rope, 128)                                                                             \
     X(swiglu, swiglu, 256)                                                                         \
     X(to_dtype, to_dtype, 256)                                                                     \
+    X(draw, draw, GW_CUDA_DRAW_THREADS)                                                            \
     X(merge, merge, 128)                                                                           \
     GW_CUDA_GEMV_KERNELS(X, f32)                                                                   \
     GW_CUDA_GEMV_KERNELS(X, f16)                                                                   \
@@ -57,6 +60,21 @@
 #define GW_CUDA_GEMV_ROWS  4u /* activation rows of a call */
 #define GW_CUDA_SPANS_MAX  4u
 #define GW_CUDA_SPLIT_ROWS 8u /* q rows of a block of attend_split */
+
+#define GW_CUDA_DRAW_THREADS 512u
+#define GW_CUDA_DRAWS        16u /* rows of a launch */
+
+struct gw_cuda_draw_args {
+    const struct gw_draw *draws; /* [grid.x] */
+    uint32_t *ids;               /* [grid.x] */
+};
+
+struct gw_cuda_draw_shared {
+    uint64_t bins[GW_DRAW_BINS];
+    uint64_t sums[GW_CUDA_DRAW_THREADS / 32]; /* a warp */
+    uint64_t before, equal;                   /* what the thread that found it tells all others */
+    uint32_t found, count;
+};
 
 struct gw_cuda_embed_args {
     const void *table; /* [.][columns] of a gw_weight_type */
