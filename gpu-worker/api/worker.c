@@ -150,7 +150,8 @@ static size_t worker_loss_options(struct gw_worker_options *options, struct pp_o
          .default_text = "0s",
          .value_name = "TIME",
          .help = "With replicas: another node is asked when one has not answered for so long. 0: "
-                 "twice what all but one of a hundred answers take."},
+                 "twice what all but one of a hundred answers take; of a node that has given none "
+                 "yet, a quarter of --node-timeout."},
         {.name = "node-timeout",
          .kind = PP_OPTION_DURATION,
          .target = &options->node_timeout_us,

@@ -301,13 +301,18 @@ void gw_attn_client_drop(struct gw_part *part, bool owes)
     }
 }
 
-/* About the 99th percentile: up by much when an answer takes longer, down by little when not. */
+/* The longest of the first ones, then about the 99th percentile: up by much when an answer takes
+ * longer, down by little when not. */
 static void note_time(struct gw_node *node, uint64_t took_us)
 {
     uint64_t step = node->slow_us / 16 + 1;
+    bool first = node->answers < GW_FIRST_ANSWERS;
+    node->answers += first ? 1 : 0;
     pp_stat_observe(node->rtt, (double)took_us * 1e-6);
     if (took_us > node->slow_us) {
-        node->slow_us += step;
+        node->slow_us = first ? took_us : node->slow_us + step;
+    } else if (first) {
+        return;
     } else {
         node->slow_us -= (step + 98) / 99 < node->slow_us ? (step + 98) / 99 : node->slow_us;
     }

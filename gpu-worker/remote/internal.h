@@ -199,6 +199,9 @@ struct gw_node_limits {
     uint32_t q_rows_max, stream_window;
 };
 
+/* Too few to tell what one of a hundred takes. */
+#define GW_FIRST_ANSWERS 100u
+
 struct gw_node {
     struct gw_remote *remote;
     uint32_t index;
@@ -218,6 +221,7 @@ struct gw_node {
     bool renew_attend;  /* the stream may hold requests: another one when nobody waits */
     uint64_t silent_us; /* since when it owes an answer that somebody else gave; 0: it does not */
     uint64_t slow_us;   /* what one of a hundred answers takes, about */
+    uint32_t answers;   /* that slow_us is of, at most GW_FIRST_ANSWERS */
     /* whether new parts may come here */
     _Atomic bool out;
     _Atomic bool draining;      /* parts on it are to move; then it is out */

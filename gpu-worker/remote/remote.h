@@ -44,7 +44,8 @@ struct gw_remote_config {
     uint32_t replicas;          /* of a part, on as many nodes; 0: 1 */
     uint64_t attend_timeout_us; /* 1.5 s: how long a node may be silent before it is lost */
     uint64_t hedge_us; /* another replica is asked too after this; 0: twice what a hundredth of the
-                          answers takes, as measured */
+                          answers takes, as measured; of a node that has given none yet, a quarter
+                          of attend_timeout_us */
     uint64_t call_timeout_us;  /* open, seal, close: 10 s */
     uint64_t outbox_bytes_max; /* 64 MiB: K/V not acknowledged yet */
     const struct pp_tls *tls;  /* NULL: plain text */

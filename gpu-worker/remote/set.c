@@ -92,6 +92,15 @@ static struct gw_part *choose_asked(const struct gw_set *set)
     return doubtful;
 }
 
+/* How long the node may take until another one is asked too. */
+static uint64_t patience_us(const struct gw_node *node)
+{
+    const struct gw_remote_config *config = &node->remote->config;
+    uint64_t learnt_us =
+        node->answers == 0 ? config->attend_timeout_us / 4 : 2 * node->slow_us + HEDGE_US_MIN;
+    return config->hedge_us > 0 ? config->hedge_us : learnt_us;
+}
+
 /* False when there is nobody to ask. */
 static bool ask_next(struct gw_set *set)
 {
@@ -101,10 +110,8 @@ static bool ask_next(struct gw_set *set)
         set->hedge_us = UINT64_MAX;
         return false;
     }
-    uint64_t patience_us = remote->config.hedge_us;
-    patience_us = patience_us > 0 ? patience_us : 2 * part->node->slow_us + HEDGE_US_MIN;
     gw_attn_client_ask(part);
-    set->hedge_us = gw_remote_now(remote) + patience_us;
+    set->hedge_us = gw_remote_now(remote) + patience_us(part->node);
     return true;
 }
 

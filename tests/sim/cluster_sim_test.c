@@ -298,12 +298,66 @@ static void a_node_that_stands_still_in_an_attend_is_left_and_used_again(void **
     }
 }
 
+static uint64_t hedges(const struct cluster *cluster)
+{
+    return (uint64_t)pp_stat_value(cluster->world.remote->hedges);
+}
+
+/* How long an attend takes while whoever answered last stands still. */
+static uint64_t attend_without(struct cluster *cluster, const struct gw_node *still)
+{
+    struct sim_world *world = &cluster->world;
+    struct pp_transport *stopped = world->nodes[still->index].transport;
+    uint64_t begun_us = pp_sim_net_now_us(world->net);
+    pp_sim_pause(stopped, true);
+    expect_exact(cluster, &cluster->members[0]);
+    pp_sim_pause(stopped, false);
+    return pp_sim_net_now_us(world->net) - begun_us;
+}
+
+/* Round trips of some 20 ms: a node is given the time that it is known to need, and one that has
+ * not answered yet a good part of the deadline. */
+static void replicas_are_asked_too_when_a_node_is_slower_than_it_was(void **state)
+{
+    (void)state;
+    static struct cluster cluster;
+    const struct sim_world_config config = {
+        .net = {.seed = 44, .delay_us_min = 8000, .delay_us_max = 12000},
+        .node_count = 2,
+        .listed_count = 2,
+        .shard = GW_SHARD_TOKENS,
+        .replicas = 2,
+        .seal_tokens = 64};
+    for (uint32_t learnt = 0; learnt < 2; learnt++) {
+        memset(&cluster, 0, sizeof(cluster));
+        cluster.rng.seed = 44;
+        sim_world_init(&cluster.world, &config);
+        for (uint32_t node = 0; node < 2; node++) {
+            pp_sim_link_delay(cluster.world.net, "worker", cluster.world.nodes[node].name, 8000,
+                              12000);
+        }
+        assert_int_equal(gw_remote_ready(cluster.world.remote, 1000000, NULL, NULL), PP_OK);
+        struct member *member = open_next(&cluster);
+        assert_int_equal(gw_remote_flush(member->sequence), PP_OK);
+        for (uint32_t i = 0; i < 30 * learnt; i++) {
+            expect_exact(&cluster, member);
+        }
+        assert_int_equal(hedges(&cluster), 0);
+        uint64_t took_us = attend_without(&cluster, member->sequence->sets[0].members[0]->node);
+        assert_int_not_equal(hedges(&cluster), 0);
+        assert_true(took_us < (learnt ? 150000u : 500000u));
+        close_all(&cluster);
+        sim_world_deinit(&cluster.world);
+    }
+}
+
 int main(void)
 {
     pp_log_configure(PP_LOG_OFF, PP_LOG_TEXT);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_fourth_node_that_joins_under_load_gets_new_runs_and_no_live_one),
         cmocka_unit_test(a_node_that_stands_still_in_an_attend_is_left_and_used_again),
+        cmocka_unit_test(replicas_are_asked_too_when_a_node_is_slower_than_it_was),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
