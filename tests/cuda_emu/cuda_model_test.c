@@ -184,14 +184,15 @@ static void logits_of_four_layers_in_f32_are_the_hosts(void **state)
     assert_true(worst < 1e-3);
 }
 
-/* Rounding to 16 bits moves what is rounded next, K/V above all: a share of the largest logit. */
-static void logits_of_four_layers_by_tensor_cores_are_near_the_hosts(void **state)
+/* Two halves of 16 bits keep what f32 has; a value of K/V that lies between two of its type may
+ * still become the other one. */
+static void logits_of_four_layers_by_tensor_cores_are_the_hosts(void **state)
 {
     struct model *model = *state;
     double worst, largest;
     compare(model, PP_BF16, 16, &worst, &largest);
     assert_true(largest > 1.0);
-    assert_true(worst < 2e-3 * largest);
+    assert_true(worst < 1e-2);
 }
 
 static int open_once(void **state)
@@ -216,7 +217,7 @@ int main(void)
     both_begin();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_of_four_layers_in_f32_are_the_hosts),
-        cmocka_unit_test(logits_of_four_layers_by_tensor_cores_are_near_the_hosts),
+        cmocka_unit_test(logits_of_four_layers_by_tensor_cores_are_the_hosts),
     };
     return cmocka_run_group_tests(tests, open_once, close_once);
 }

@@ -2,10 +2,10 @@
  * Causal attention of a prefill by tensor cores (FlashAttention-2: Dao, arXiv 2307.08691), K/V of
  * 16-bit floats, dimensions that are multiples of 8 up to 256, any group: the rows * group q rows
  * of a kv head are one list, 64 of them a block, 16 a warp. Queries are scaled and kept as two
- * halves, q = high + low, so that scores lose nothing against f32 queries; weights are rounded to
- * K/V's type, sums and o are f32. Keys and values come in tiles: values are copied while scores
- * are computed, the next keys while values are added up.
- * Work: 2 * rows * group * tokens * dim products for scores (two halves), one for values.
+ * halves of K/V's type, q = high + low, and so are weights, so that neither loses anything against
+ * f32 that matters; sums and o are f32. Keys and values come in tiles: values are copied while
+ * scores are computed, the next keys while values are added up. Work: 2 * rows * group * tokens *
+ * dim products for scores (two halves), and for values.
  */
 #include "gpu-worker/device/cuda/kernel.cuh"
 
@@ -175,16 +175,22 @@ static __device__ __forceinline__ void add_values(const float (&s)[KEYS / 8][4],
     }
 #pragma unroll
     for (uint32_t key = 0; key < KEYS / 16; key++) {
-        const uint32_t a[4] = {pack<BF16>(s[2 * key][0], s[2 * key][1]),
-                               pack<BF16>(s[2 * key][2], s[2 * key][3]),
-                               pack<BF16>(s[2 * key + 1][0], s[2 * key + 1][1]),
-                               pack<BF16>(s[2 * key + 1][2], s[2 * key + 1][3])};
+        uint32_t high[4], low[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const float *two = s[2 * key + i / 2] + i % 2 * 2;
+            high[i] = pack<BF16>(two[0], two[1]);
+            low[i] = pack<BF16>(two[0] - from_half<BF16>(static_cast<uint16_t>(high[i])),
+                                two[1] - from_half<BF16>(static_cast<uint16_t>(high[i] >> 16)));
+        }
 #pragma unroll
         for (uint32_t n = 0; n < DIM / 16; n++) {
             uint32_t b[4];
             gw_load_matrices_transposed(b, values + v_at + key * 16 * (DIM + PAD) + n * 16);
-            gw_multiply<BF16>(o[2 * n], a, b[0], b[1]);
-            gw_multiply<BF16>(o[2 * n + 1], a, b[2], b[3]);
+            gw_multiply<BF16>(o[2 * n], high, b[0], b[1]);
+            gw_multiply<BF16>(o[2 * n + 1], high, b[2], b[3]);
+            gw_multiply<BF16>(o[2 * n], low, b[0], b[1]);
+            gw_multiply<BF16>(o[2 * n + 1], low, b[2], b[3]);
         }
     }
 }

@@ -2,8 +2,9 @@
  * Both sides of a matrix product for tensor cores. Weights: BF16 stays, all others become f16, a
  * group of eight (weights.cuh) a thread. Activations: bf16 beside bf16 weights; f16 beside others,
  * brought below 2^15 by one power of two a call, so that large ones do not overflow and none but
- * those 2^-28 of the largest lose bits. Moves row_bytes + 2 * columns a row of weights, 8 + 2 bytes
- * an activation.
+ * those 2^-28 of the largest lose bits. Either can be kept as two halves, high + low, so that
+ * products of them have the bits of f32. Moves row_bytes + 2 * columns a row of weights, 8 + 2
+ * bytes an activation, and as much again as it writes for low halves.
  */
 #include "gpu-worker/device/cuda/weights.cuh"
 
@@ -42,17 +43,34 @@ GW_CUDA_KERNEL(round, round, 256, 1)
         uint32_t column = static_cast<uint32_t>(i % args.stride);
         float value =
             column < args.columns ? args.values[row * args.columns + column] * factor : 0.0f;
-        args.out[i] = bf16 ? gw_f32_to_bf16(value) : gw_f32_to_f16(value);
+        uint16_t high = bf16 ? gw_f32_to_bf16(value) : gw_f32_to_f16(value);
+        args.out[i] = high;
+        if (args.low != nullptr) {
+            float left = value - (bf16 ? gw_bf16_to_f32(high) : gw_f16_to_f32(high));
+            args.low[i] = bf16 ? gw_f32_to_bf16(left) : gw_f32_to_f16(left);
+        }
     }
 }
 
-/* Four f16 in a store of 8 bytes. */
-static __device__ __forceinline__ void store_four(const float *w, uint16_t *out)
+/* Four f16 in a store of 8 bytes, and their low halves unless low is NULL. */
+static __device__ __forceinline__ void store_four(const float *w, uint16_t *out, uint16_t *low)
 {
+    uint16_t high[4];
     uint2 four;
-    four.x = gw_f32_to_f16(w[0]) | static_cast<uint32_t>(gw_f32_to_f16(w[1])) << 16;
-    four.y = gw_f32_to_f16(w[2]) | static_cast<uint32_t>(gw_f32_to_f16(w[3])) << 16;
+    for (uint32_t i = 0; i < 4; i++) {
+        high[i] = gw_f32_to_f16(w[i]);
+    }
+    four.x = high[0] | static_cast<uint32_t>(high[1]) << 16;
+    four.y = high[2] | static_cast<uint32_t>(high[3]) << 16;
     *reinterpret_cast<uint2 *>(out) = four;
+    if (low != nullptr) {
+        for (uint32_t i = 0; i < 4; i++) {
+            high[i] = gw_f32_to_f16(w[i] - gw_f16_to_f32(high[i]));
+        }
+        four.x = high[0] | static_cast<uint32_t>(high[1]) << 16;
+        four.y = high[2] | static_cast<uint32_t>(high[3]) << 16;
+        *reinterpret_cast<uint2 *>(low) = four;
+    }
 }
 
 template <uint32_t TYPE>
@@ -67,9 +85,11 @@ static __device__ __forceinline__ void blocks(const struct gw_cuda_dequantise_ar
         float w[8];
         gw_groups<TYPE>::load(static_cast<const uint8_t *>(args.weights) + row * args.row_bytes, j,
                               w);
-        uint16_t *out = args.out + row * args.stride;
-        store_four(w, out + gw_groups<TYPE>::low_column(j));
-        store_four(w + 4, out + gw_groups<TYPE>::high_column(j));
+        uint64_t first = row * args.stride + gw_groups<TYPE>::low_column(j);
+        uint64_t second = row * args.stride + gw_groups<TYPE>::high_column(j);
+        bool both = args.low != nullptr;
+        store_four(w, args.out + first, both ? args.low + first : nullptr);
+        store_four(w + 4, args.out + second, both ? args.low + second : nullptr);
     }
 }
 

@@ -110,7 +110,7 @@ static enum pp_status cuda_prepare(struct gw_device *device, const struct gw_dev
         uint64_t bytes;
     } scratch[] = {
         {(void **)&cuda->halves,
-         (uint64_t)limits->rows_max * cuda->limits.columns_max * sizeof(uint16_t)},
+         2 * (uint64_t)limits->rows_max * cuda->limits.columns_max * sizeof(uint16_t)},
         {(void **)&cuda->tile, GW_CUDA_TILE_BYTES},
         {(void **)&cuda->ids, limits->rows_max * sizeof(uint32_t)},
         {(void **)&cuda->draws, GW_CUDA_DRAWS * sizeof(struct gw_draw)},

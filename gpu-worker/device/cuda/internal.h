@@ -10,6 +10,8 @@
 
 /* Tokens a piece of a partial: reductions run over these, merged in index order (law 8). */
 #define GW_CUDA_PIECE_TOKENS 256u
+/* Products of up to so many rows of activations with quantised weights are as exact as f32 ones. */
+#define GW_CUDA_EXACT_ROWS 64u
 /* Rows of one attend_partial. */
 #define GW_CUDA_PARTIAL_ROWS 6u
 /* Weights made 16-bit at once, codes of keys signed at once, and what products may use beside. */
@@ -124,7 +126,7 @@ struct gw_cuda_device {
     /* Scratch, from prepare. */
     struct gw_device_limits limits;
     struct gw_cuda_scalars *scalars;
-    uint16_t *halves;           /* [rows_max][columns_max] activations */
+    uint16_t *halves;           /* [2][rows_max][columns_max] activations, high and low */
     uint16_t *tile;             /* GW_CUDA_TILE_BYTES of weights */
     uint32_t *ids;              /* [rows_max] */
     struct gw_draw *draws;      /* [GW_CUDA_DRAWS] */

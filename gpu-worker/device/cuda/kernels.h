@@ -156,21 +156,21 @@ struct gw_cuda_largest_args {
 
 /* values [rows][columns] to 16-bit floats [rows][stride], what is beyond zero. f16: multiplied by
  * the power of two that brings the largest magnitude to [2^14, 2^15), whose inverse is written to
- * *back. */
+ * *back. low: what the rounding takes off, rounded. */
 struct gw_cuda_round_args {
     const float *values;
     const uint32_t *largest_bits; /* NULL: bf16, as they are */
     float *back;
-    uint16_t *out;
-    uint64_t count; /* rows * stride */
+    uint16_t *out, *low; /* low: NULL: not wanted */
+    uint64_t count;      /* rows * stride */
     uint32_t columns, stride;
 };
 
 /* weights [rows][columns] to 16-bit floats [rows][stride], columns beyond zero: bf16 from bf16, f16
- * from all others. */
+ * from all others. low, of block types: what the rounding takes off, rounded. */
 struct gw_cuda_dequantise_args {
     const void *weights;
-    uint16_t *out;
+    uint16_t *out, *low; /* low: NULL: not wanted */
     uint64_t row_bytes;
     uint32_t type, rows, columns, stride;
 };
