@@ -101,7 +101,7 @@ static void serve_attend(void *context, struct pp_call *call, struct pp_message 
     pp_codec_arena_reset(&server.arena);
     pp_message_release(message);
 
-    struct pp_payload payload = {filler, settings.down_bytes, keep_filler, NULL};
+    struct pp_payload payload = {filler, settings.down_bytes, keep_filler, NULL, NULL};
     PP_ASSERT(server.transport->ops->call_send(call, bytes, count, &payload, false) == PP_OK);
     server.transport->ops->call_receive(call);
 }
@@ -297,7 +297,7 @@ static void round_trip(void)
     size_t bytes = 0;
     PP_ASSERT(pp_codec_pack(&request.base, settings.up_bytes, header, sizeof(header), &bytes) ==
               PP_OK);
-    struct pp_payload payload = {filler, settings.up_bytes, keep_filler, NULL};
+    struct pp_payload payload = {filler, settings.up_bytes, keep_filler, NULL, NULL};
     PP_ASSERT(client.transport->ops->call_send(client.attend, header, bytes, &payload, false) ==
               PP_OK);
     while (client.answered != request_id) {
@@ -318,7 +318,7 @@ static double append_block(void)
         size_t bytes = 0;
         PP_ASSERT(pp_codec_pack(&request.base, APPEND_BYTES, header, sizeof(header), &bytes) ==
                   PP_OK);
-        struct pp_payload payload = {filler, APPEND_BYTES, keep_filler, NULL};
+        struct pp_payload payload = {filler, APPEND_BYTES, keep_filler, NULL, NULL};
         client.writable = false;
         enum pp_status status =
             client.transport->ops->call_send(client.append, header, bytes, &payload, false);

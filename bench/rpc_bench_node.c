@@ -122,7 +122,7 @@ static enum pp_status try_say(struct exchange *self, const ProtobufCMessage *mes
 {
     uint8_t header[512];
     size_t bytes = 0;
-    struct pp_payload payload = {zeros, payload_bytes, keep, NULL};
+    struct pp_payload payload = {zeros, payload_bytes, keep, NULL, NULL};
     PP_TRY(pp_codec_pack(message, payload_bytes, header, sizeof(header), &bytes));
     self->writable = false;
     return node.transport->ops->call_send(self->call, header, bytes,

@@ -224,7 +224,7 @@ enum pp_status pp_grpc_call_send(struct pp_call *call, const void *header, size_
         return call->channel == NULL ? PP_CANCELLED : PP_FAILED_PRECONDITION;
     }
     bool only_close = header == NULL && payload == NULL && last;
-    size_t payload_bytes = payload != NULL ? payload->bytes : 0;
+    size_t payload_bytes = pp_payload_bytes(payload);
     if (header_bytes > call->transport->message_bytes_max ||
         payload_bytes > call->transport->message_bytes_max - header_bytes) {
         return PP_MESSAGE_TOO_LARGE;

@@ -5,6 +5,7 @@
  */
 #include <stdlib.h>
 
+#include "common/base/assert.h"
 #include "common/rpc/grpc_internal.h"
 
 void pp_grpc_messages_init(struct pp_grpc *grpc)
@@ -92,21 +93,26 @@ static grpc_slice payload_slice(const struct pp_payload *payload)
 enum pp_status pp_grpc_buffer_new(const void *header, size_t header_bytes,
                                   const struct pp_payload *payload, grpc_byte_buffer **buffer_out)
 {
-    grpc_slice slices[2];
+    grpc_slice slices[1 + PP_PAYLOADS_MAX];
     size_t count = 0;
     if (header_bytes != 0) {
         slices[count++] = grpc_slice_from_copied_buffer(header, header_bytes);
     }
-    if (payload != NULL && payload->bytes != 0) {
-        slices[count++] = payload_slice(payload);
+    for (const struct pp_payload *each = payload; each != NULL; each = each->next) {
+        if (each->bytes != 0) {
+            PP_ASSERT(count <= PP_PAYLOADS_MAX);
+            slices[count++] = payload_slice(each);
+        }
     }
     /* gRPC aborts when it cannot allocate: NULL does not come back. */
     *buffer_out = grpc_raw_byte_buffer_create(slices, count);
     for (size_t i = 0; i < count; ++i) {
         grpc_slice_unref(slices[i]);
     }
-    if (payload != NULL && payload->bytes == 0 && payload->release != NULL) {
-        payload->release(payload->context);
+    for (const struct pp_payload *each = payload; each != NULL; each = each->next) {
+        if (each->bytes == 0 && each->release != NULL) {
+            each->release(each->context);
+        }
     }
     return PP_OK;
 }

@@ -45,7 +45,19 @@ struct pp_payload {
     size_t bytes;
     void (*release)(void *context);
     void *context;
+    const struct pp_payload *next; /* bytes behind these, given back by themselves; NULL: none */
 };
+/* So many of them make one message at most. */
+#define PP_PAYLOADS_MAX 16u
+/* Of all of them; payload may be NULL. */
+static inline size_t pp_payload_bytes(const struct pp_payload *payload)
+{
+    size_t bytes = 0;
+    for (; payload != NULL; payload = payload->next) {
+        bytes += payload->bytes;
+    }
+    return bytes;
+}
 
 struct pp_call_end {
     enum pp_status status;   /* PP_OK or what went wrong */

@@ -28,8 +28,7 @@ static enum pp_status check_attend(const struct gw_remote_sequence *sequence,
 }
 
 /* Whoever holds a part that is touched may be asked. */
-static enum pp_status prepare_asks(struct gw_remote_sequence *sequence,
-                                   const struct gw_remote_attend *attend)
+static enum pp_status prepare_asks(struct gw_remote_sequence *sequence)
 {
     for (uint32_t i = 0; i < sequence->part_count; ++i) {
         struct gw_part *part = sequence->parts[i];
@@ -37,21 +36,22 @@ static enum pp_status prepare_asks(struct gw_remote_sequence *sequence,
         if (atomic_load(&part->lost) || sequence->sets[part->index].dispatch.held_tokens == 0) {
             continue;
         }
-        if (attend->q_rows > part->node->limits.q_rows_max) {
+        if (sequence->attend.q_rows > part->node->limits.q_rows_max) {
             return PP_INVALID_ARGUMENT;
         }
-        PP_TRY(gw_ask_prepare(part, attend));
+        PP_TRY(gw_ask_prepare(part));
     }
     return PP_OK;
 }
 
-enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
-                                      const struct gw_remote_attend *attend)
+/* Everything but the handing over. */
+static enum pp_status prepare(struct gw_remote_sequence *sequence,
+                              const struct gw_remote_attend *attend)
 {
-    struct gw_remote *remote = sequence->remote;
     struct gw_remote_attend asked = *attend;
     PP_TRY(gw_sequence_failed(sequence));
     PP_TRY(check_attend(sequence, &asked));
+    sequence->attend = asked;
     uint32_t touched = 0;
     for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
         struct gw_dispatch *dispatch = &sequence->sets[i].dispatch;
@@ -64,24 +64,52 @@ enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
         }
     }
     gw_budget_divide(sequence, &asked);
-    PP_TRY(prepare_asks(sequence, &asked));
-    sequence->attend = asked;
+    PP_TRY(prepare_asks(sequence));
     sequence->attending = true;
-    sequence->attend_begun_us = gw_remote_now(remote);
+    sequence->attend_begun_us = gw_remote_now(sequence->remote);
     atomic_store(&sequence->dispatches_waiting, touched);
-    for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
-        if (sequence->sets[i].dispatch.held_tokens > 0) {
-            gw_remote_post(remote, &sequence->sets[i].dispatch.command);
-        }
-    }
     return PP_OK;
+}
+
+/* Puts the dispatches of an attend that is prepared behind *last, and moves that. */
+static void chain(struct gw_remote_sequence *sequence, struct gw_dispatch **first,
+                  struct gw_dispatch **last)
+{
+    for (uint32_t i = 0; i < sequence->route.part_count; ++i) {
+        struct gw_dispatch *dispatch = &sequence->sets[i].dispatch;
+        if (dispatch->held_tokens == 0) {
+            continue;
+        }
+        dispatch->next = NULL;
+        if (*last != NULL) {
+            (*last)->next = dispatch;
+        } else {
+            *first = dispatch;
+        }
+        *last = dispatch;
+    }
 }
 
 void gw_remote_attends_begin(struct gw_remote_begin *begins, uint32_t count)
 {
+    struct gw_dispatch *first = NULL, *last = NULL;
     for (uint32_t i = 0; i < count; ++i) {
-        begins[i].status = gw_remote_attend_begin(begins[i].sequence, &begins[i].attend);
+        begins[i].status = prepare(begins[i].sequence, &begins[i].attend);
+        if (begins[i].status == PP_OK) {
+            chain(begins[i].sequence, &first, &last);
+        }
     }
+    if (first != NULL) {
+        gw_remote_post(begins[0].sequence->remote, &first->command);
+    }
+}
+
+enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
+                                      const struct gw_remote_attend *attend)
+{
+    struct gw_remote_begin begin = {.sequence = sequence, .attend = *attend};
+    gw_remote_attends_begin(&begin, 1);
+    return begin.status;
 }
 
 /* One row and q head: the merge law over the parts that hold its kv head. */

@@ -7,16 +7,24 @@
 
 #include "gpu-worker/remote/attn_client.h"
 
+/* An answer as one part looks at it. */
+struct gw_taken {
+    const Pigpen__V1__AttendResponse *answer;
+    const struct pp_payload_view *payload;
+    uint32_t item; /* the part's place */
+};
+
 /* Copies one section of exactly `bytes` bytes; false when it is missing, twice or of another size.
  */
-static bool take_section(const Pigpen__V1__AttendResponse *answer,
-                         const struct pp_payload_view *payload, Pigpen__V1__SectionKind kind,
-                         uint64_t bytes, void *out)
+static bool take_section(const struct gw_taken *taken, Pigpen__V1__SectionKind kind, uint64_t bytes,
+                         void *out)
 {
+    const Pigpen__V1__AttendResponse *answer = taken->answer;
+    const struct pp_payload_view *payload = taken->payload;
     const Pigpen__V1__Section *found = NULL;
     for (size_t i = 0; i < answer->n_sections; ++i) {
         const Pigpen__V1__Section *section = answer->sections[i];
-        if (section->kind != kind || section->item != 0) {
+        if (section->kind != kind || section->item != taken->item) {
             continue;
         }
         if (found != NULL) {
@@ -54,9 +62,7 @@ static bool all_at_least_zero(const float *values, uint64_t count)
 }
 
 /* What nodes think of their answers; zeros where it was not asked for. */
-static const char *take_errors(struct gw_dispatch *dispatch,
-                               const Pigpen__V1__AttendResponse *answer,
-                               const struct pp_payload_view *payload)
+static const char *take_errors(struct gw_dispatch *dispatch, const struct gw_taken *taken)
 {
     uint64_t heads = (uint64_t)dispatch->q_rows * dispatch->q_heads;
     if (!dispatch->errors) {
@@ -65,11 +71,11 @@ static const char *take_errors(struct gw_dispatch *dispatch,
         memset(dispatch->keys_read_head, 0, heads * sizeof(uint32_t));
         return NULL;
     }
-    if (!take_section(answer, payload, PIGPEN__V1__SECTION_KIND__SECTION_KIND_VAR,
-                      heads * sizeof(float), dispatch->var) ||
-        !take_section(answer, payload, PIGPEN__V1__SECTION_KIND__SECTION_KIND_LSE_VAR,
-                      heads * sizeof(float), dispatch->lse_var) ||
-        !take_section(answer, payload, PIGPEN__V1__SECTION_KIND__SECTION_KIND_KEYS_READ,
+    if (!take_section(taken, PIGPEN__V1__SECTION_KIND__SECTION_KIND_VAR, heads * sizeof(float),
+                      dispatch->var) ||
+        !take_section(taken, PIGPEN__V1__SECTION_KIND__SECTION_KIND_LSE_VAR, heads * sizeof(float),
+                      dispatch->lse_var) ||
+        !take_section(taken, PIGPEN__V1__SECTION_KIND__SECTION_KIND_KEYS_READ,
                       heads * sizeof(uint32_t), dispatch->keys_read_head)) {
         return "the error sections are missing or of another length";
     }
@@ -79,35 +85,32 @@ static const char *take_errors(struct gw_dispatch *dispatch,
     return NULL;
 }
 
-static const char *take_sections(struct gw_dispatch *dispatch,
-                                 const Pigpen__V1__AttendResponse *answer,
-                                 const struct pp_payload_view *payload)
+static const char *take_sections(struct gw_dispatch *dispatch, const struct gw_taken *taken)
 {
     uint64_t heads = (uint64_t)dispatch->q_rows * dispatch->q_heads;
     uint64_t values = heads * dispatch->head_dim;
-    if (!take_section(answer, payload, PIGPEN__V1__SECTION_KIND__SECTION_KIND_O,
-                      values * sizeof(float), dispatch->o)) {
+    if (!take_section(taken, PIGPEN__V1__SECTION_KIND__SECTION_KIND_O, values * sizeof(float),
+                      dispatch->o)) {
         return "the output vector is missing or of another length";
     }
-    if (!take_section(answer, payload, PIGPEN__V1__SECTION_KIND__SECTION_KIND_LSE,
-                      heads * sizeof(float), dispatch->lse)) {
+    if (!take_section(taken, PIGPEN__V1__SECTION_KIND__SECTION_KIND_LSE, heads * sizeof(float),
+                      dispatch->lse)) {
         return "the log-sum-exps are missing or of another length";
     }
     /* Something was asked, so the empty partial (lse = -inf) is no answer either. */
     if (!all_finite(dispatch->o, values) || !all_finite(dispatch->lse, heads)) {
         return "a value that is not finite";
     }
-    return take_errors(dispatch, answer, payload);
+    return take_errors(dispatch, taken);
 }
 
 /* What the sampled rows weigh; false when it is not said: by a node that does not know of it. */
-static bool take_sampled(struct gw_dispatch *dispatch, const Pigpen__V1__AttendResponse *answer,
-                         const struct pp_payload_view *payload)
+static bool take_sampled(struct gw_dispatch *dispatch, const struct gw_taken *taken)
 {
     uint64_t heads = (uint64_t)dispatch->q_rows * dispatch->q_heads;
-    bool said = dispatch->sampled &&
-                take_section(answer, payload, PIGPEN__V1__SECTION_KIND__SECTION_KIND_LSE_SAMPLED,
-                             heads * sizeof(float), dispatch->lse_sampled);
+    bool said =
+        dispatch->sampled && take_section(taken, PIGPEN__V1__SECTION_KIND__SECTION_KIND_LSE_SAMPLED,
+                                          heads * sizeof(float), dispatch->lse_sampled);
     for (uint64_t i = 0; i < heads && said; ++i) {
         said = isfinite(dispatch->lse_sampled[i]) || dispatch->lse_sampled[i] == -INFINITY;
     }
@@ -142,10 +145,11 @@ const char *gw_attn_client_take(struct gw_part *part, const Pigpen__V1__AttendRe
     if (answer->layer != dispatch->layer) {
         return "the answer of another layer";
     }
-    if (answer->n_results != 1) {
+    if (answer->n_results != part->ask.items) {
         return "not one result for one item";
     }
-    const Pigpen__V1__AttendResult *result = answer->results[0];
+    const Pigpen__V1__AttendResult *result = answer->results[part->ask.item];
+    const struct gw_taken taken = {answer, payload, part->ask.item};
     refused = check_status(result->status, status_out);
     if (refused != NULL) {
         return refused;
@@ -163,11 +167,11 @@ const char *gw_attn_client_take(struct gw_part *part, const Pigpen__V1__AttendRe
     if (result->keys_sampled > result->keys_held) {
         return "more tokens sampled than attended";
     }
-    const char *cause = take_sections(dispatch, answer, payload);
+    const char *cause = take_sections(dispatch, &taken);
     if (cause != NULL) {
         return cause;
     }
-    dispatch->keys_sampled = take_sampled(dispatch, answer, payload) ? result->keys_sampled : 0;
+    dispatch->keys_sampled = take_sampled(dispatch, &taken) ? result->keys_sampled : 0;
     dispatch->keys_read = result->keys_read;
     dispatch->node_us = answer->node_us;
     dispatch->flags = result->flags;

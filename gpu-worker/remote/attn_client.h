@@ -19,12 +19,23 @@ void gw_dispatch_deinit(struct gw_dispatch *dispatch);
 PP_MUST_USE enum pp_status gw_dispatch_prepare(struct gw_dispatch *dispatch,
                                                const struct gw_remote_attend *attend,
                                                uint64_t held_tokens);
-/* Engine thread: the header for one of the nodes that hold the part. */
-PP_MUST_USE enum pp_status gw_ask_prepare(struct gw_part *part,
-                                          const struct gw_remote_attend *attend);
+/* Engine thread: the header of the sequence's attend for one of the nodes that hold the part. */
+PP_MUST_USE enum pp_status gw_ask_prepare(struct gw_part *part);
 
-/* rpc thread: asks this node; a request that cannot be sent ends at the next tick. */
+/* A header for `count` parts, an item each, their payloads one behind the other. They lie on one
+ * node, each sequence's attend and dispatch are set, and they pack together. PP_MESSAGE_TOO_LARGE.
+ */
+PP_MUST_USE enum pp_status gw_attend_pack(struct gw_part *const *parts, uint32_t count,
+                                          uint64_t request_id, uint8_t *header, size_t capacity,
+                                          uint32_t *bytes_out);
+/* Whether what a message says of all its items is the same for both. */
+bool gw_attend_packs_with(const struct gw_part *part, const struct gw_part *other);
+
+/* rpc thread: asks this node; a request that cannot be sent ends at the next tick. While the remote
+ * holds requests back they are sent by the next gw_attn_client_send_held_back. */
 void gw_attn_client_ask(struct gw_part *part);
+/* rpc thread: sends what was held back for the node, in as few messages as can be. */
+void gw_attn_client_send_held_back(struct gw_node *node);
 /* rpc thread: opens the stream when there is none. */
 PP_MUST_USE enum pp_status gw_attn_client_open(struct gw_node *node);
 /* rpc thread: ends requests past their deadline, and parts on nodes that owe answers for as long.

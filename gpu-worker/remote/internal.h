@@ -23,6 +23,9 @@
 #define GW_ERROR_BYTES  320u
 #define GW_HEADER_BYTES 1536u /* attend: 64 seeds of 8 bytes, sections, numbers */
 #define GW_REQUESTS     3u
+/* Parts that one message asks; a header of so many, all of them with the most there can be. */
+#define GW_ATTEND_ITEMS_MAX      PP_PAYLOADS_MAX
+#define GW_HEADER_TOGETHER_BYTES (GW_ATTEND_ITEMS_MAX * GW_HEADER_BYTES)
 /* Parts of a sequence on all nodes, those lost since the last recovery too. */
 #define GW_SEQUENCE_PARTS_MAX (2u * GW_NODES_MAX * GW_REPLICAS_MAX)
 
@@ -80,7 +83,8 @@ struct gw_outbox_memory {
 struct gw_dispatch {
     struct gw_command command;
     struct gw_set *set;
-    bool waiting; /* [rpc] nobody has answered yet */
+    struct gw_dispatch *next; /* started at once with this one; read before this one is started */
+    bool waiting;             /* [rpc] nobody has answered yet */
     uint32_t layer, q_rows, q_heads, head_dim, kv_heads;
     uint64_t held_tokens;
     enum pp_estimator_kind asked; /* NONE: nothing that could count as used */
@@ -108,10 +112,14 @@ struct gw_ask {
     struct gw_ask *next;  /* in the node's list of waiting ones, oldest first */
     bool waiting;         /* it is in that list */
     bool ready;           /* the header is that of the dispatch at hand */
+    bool held_back;       /* to be sent in one message with others */
     bool sent_again;      /* on another stream, as the first broke */
     struct pp_call *call; /* the stream; NULL: not sent */
     enum pp_status send_status;
-    uint64_t request_id, sent_us, deadline_us;
+    uint64_t own_id;      /* of the header */
+    uint64_t request_id;  /* of the message that it was sent in */
+    uint32_t item, items; /* its place in that, and how many there are */
+    uint64_t sent_us, deadline_us;
     uint32_t header_bytes;
     uint8_t header[GW_HEADER_BYTES];
 };
@@ -250,11 +258,14 @@ struct gw_remote {
     struct pp_thread *thread;
     bool threaded; /* written while no rpc thread runs */
     struct gw_outbox_memory *outbox;
-    struct pp_codec_arena arena;          /* [rpc] */
-    struct gw_unary *unaries;             /* [rpc] running */
-    struct gw_remote_sequence *sequences; /* [rpc] */
-    uint64_t next_request_id;             /* [engine] */
-    uint64_t turn;                        /* [engine] sequences opened */
+    struct pp_codec_arena arena;                /* [rpc] */
+    struct gw_unary *unaries;                   /* [rpc] running */
+    struct gw_remote_sequence *sequences;       /* [rpc] */
+    uint64_t next_request_id;                   /* [engine] */
+    uint64_t next_together;                     /* [rpc] of messages that ask several parts */
+    bool together_waits;                        /* [rpc] requests are held back */
+    uint8_t together[GW_HEADER_TOGETHER_BYTES]; /* [rpc] the header of one */
+    uint64_t turn;                              /* [engine] sequences opened */
     struct pp_stat *late_answers, *failures, *outbox_bytes, *append_resends;
     struct pp_stat *parts_lost, *parts_behind, *hedges, *parts_copied, *parts_grown;
     uint64_t copied; /* [engine] parts, since the start */

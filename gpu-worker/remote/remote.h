@@ -247,8 +247,9 @@ struct gw_remote_answer {
 };
 PP_MUST_USE enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
                                                   const struct gw_remote_attend *attend);
-/* Attends of one layer of several sequences of one remote: each begins or does not, as by
- * gw_remote_attend_begin, and is waited for by itself. */
+/* Attends of several sequences of one remote: each begins or does not, as by
+ * gw_remote_attend_begin, and is waited for by itself. What one node is asked goes in one message,
+ * and is answered in one, where layer and wanted errors are the same. */
 struct gw_remote_begin {
     struct gw_remote_sequence *sequence;
     struct gw_remote_attend attend;

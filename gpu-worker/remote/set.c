@@ -115,10 +115,8 @@ static bool ask_next(struct gw_set *set)
     return true;
 }
 
-void gw_set_run(struct gw_remote *remote, struct gw_command *command)
+static void set_start(struct gw_set *set)
 {
-    struct gw_set *set = (void *)((char *)command - offsetof(struct gw_set, dispatch.command));
-    (void)remote;
     set->dispatch.waiting = true;
     if (gw_sequence_failed(set->sequence) != PP_OK) {
         set_done(set);
@@ -127,6 +125,22 @@ void gw_set_run(struct gw_remote *remote, struct gw_command *command)
         gw_part_fail(set->members[0], PP_DEADLINE_EXCEEDED,
                      "attend of layer %u: earlier requests have not left yet", set->dispatch.layer);
     }
+}
+
+/* A dispatch that is done belongs to the engine thread again. */
+void gw_set_run(struct gw_remote *remote, struct gw_command *command)
+{
+    struct gw_set *set = (void *)((char *)command - offsetof(struct gw_set, dispatch.command));
+    remote->together_waits = set->dispatch.next != NULL;
+    while (set != NULL) {
+        struct gw_dispatch *next = set->dispatch.next;
+        set_start(set);
+        set = next != NULL ? next->set : NULL;
+    }
+    for (uint32_t i = 0; i < gw_remote_node_count(remote) && remote->together_waits; ++i) {
+        gw_attn_client_send_held_back(&remote->nodes[i]);
+    }
+    remote->together_waits = false;
 }
 
 uint64_t gw_set_tick(struct gw_remote_sequence *sequence, uint64_t now_us)

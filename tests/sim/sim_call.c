@@ -38,6 +38,23 @@ void sim_item_keep(struct sim_item *item)
     item->copied = true;
 }
 
+/* The bytes of all, which are given back. */
+static void *payloads_copy(const struct pp_payload *payload)
+{
+    uint8_t *copy = malloc(pp_payload_bytes(payload) + 1), *to = copy;
+    PP_ASSERT(copy != NULL);
+    for (; payload != NULL; payload = payload->next) {
+        if (payload->bytes != 0) {
+            memcpy(to, payload->data, payload->bytes);
+        }
+        to += payload->bytes;
+        if (payload->release != NULL) {
+            payload->release(payload->context);
+        }
+    }
+    return copy;
+}
+
 struct sim_item *sim_item_new(const void *header, size_t header_bytes,
                               const struct pp_payload *payload)
 {
@@ -53,13 +70,10 @@ struct sim_item *sim_item_new(const void *header, size_t header_bytes,
         return item;
     }
     item->payload = *payload;
-    if (payload->release == NULL) {
-        uint8_t *copy = malloc(payload->bytes + 1);
-        PP_ASSERT(copy != NULL);
-        if (payload->bytes != 0) {
-            memcpy(copy, payload->data, payload->bytes);
-        }
-        item->payload.data = copy;
+    item->payload.next = NULL;
+    if (payload->release == NULL || payload->next != NULL) {
+        item->payload =
+            (struct pp_payload){.data = payloads_copy(payload), .bytes = pp_payload_bytes(payload)};
         item->copied = true;
     }
     return item;

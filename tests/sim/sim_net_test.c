@@ -332,7 +332,7 @@ static void full_queue_says_queue_then_writable_and_releases_each_payload_once(v
     size_t bytes = 1u << 20;
     uint8_t *data = calloc(1, bytes);
     struct released released = {0};
-    struct pp_payload payload = {data, bytes, count_release, &released};
+    struct pp_payload payload = {data, bytes, count_release, &released, NULL};
     int accepted = 0;
     enum pp_status status = PP_OK;
     while (status == PP_OK && accepted < 1000) {

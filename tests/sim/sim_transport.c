@@ -119,7 +119,7 @@ static enum pp_status call_send(struct pp_call *call, const void *header, size_t
     if (call->endpoint->dead || call->endpoint->cut_off) {
         return PP_CANCELLED;
     }
-    size_t bytes = header_bytes + (payload != NULL ? payload->bytes : 0);
+    size_t bytes = header_bytes + pp_payload_bytes(payload);
     if (bytes > net->config.message_bytes_max) {
         return PP_MESSAGE_TOO_LARGE;
     }

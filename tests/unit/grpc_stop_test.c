@@ -149,7 +149,7 @@ static void full_send_queue_says_queue_and_then_writable(void **state)
     size_t bytes = 1u << 20;
     uint8_t *data = calloc(1, bytes);
     struct released released = {0};
-    struct pp_payload payload = {data, bytes, count_release, &released};
+    struct pp_payload payload = {data, bytes, count_release, &released, NULL};
     int accepted = 0;
     enum pp_status status = PP_OK;
     /* Polling in between lets gRPC take what the window allows; then the queue fills. */
@@ -183,7 +183,7 @@ static void unsent_messages_are_released_when_the_call_ends(void **state)
     start(&fixture, "/test.Service/Bidi", PP_CALL_BIDI, 0);
     uint8_t data[100] = {0};
     struct released released = {0};
-    struct pp_payload payload = {data, sizeof(data), count_release, &released};
+    struct pp_payload payload = {data, sizeof(data), count_release, &released, NULL};
     for (int i = 0; i < 30; ++i) {
         assert_int_equal(
             fixture.client->ops->call_send(fixture.calling.call, "h", 1, &payload, false), PP_OK);

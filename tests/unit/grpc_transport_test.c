@@ -113,7 +113,7 @@ static void sixteen_mebibytes_travel_uncopied_and_are_released_once(void **state
         sum += data[i];
     }
     struct released released = {0};
-    struct pp_payload payload = {data, bytes, count_release, &released};
+    struct pp_payload payload = {data, bytes, count_release, &released, NULL};
     start(&fixture, "/test.Service/Unary", PP_CALL_UNARY, 0);
     assert_int_equal(fixture.client->ops->call_send(fixture.calling.call, "0123456789abcdef", 16,
                                                     &payload, true),
@@ -130,6 +130,37 @@ static void sixteen_mebibytes_travel_uncopied_and_are_released_once(void **state
     free(data);
 }
 
+static void payloads_in_a_row_make_one_message_and_are_released_once_each(void **state)
+{
+    (void)state;
+    struct fixture fixture;
+    setup_with(&fixture, false, 0);
+    fixture.on_message = answer_once;
+    static const uint8_t data[PP_PAYLOADS_MAX][2000] = {{1}, {2}, {3}, {4}};
+    struct released released[PP_PAYLOADS_MAX] = {{0}};
+    struct pp_payload payloads[PP_PAYLOADS_MAX];
+    uint64_t sum = 'x' + 1 + 2 + 3 + 4;
+    size_t bytes = 1;
+    for (size_t i = 0; i < PP_PAYLOADS_MAX; ++i) {
+        const struct pp_payload *next = i + 1 < PP_PAYLOADS_MAX ? &payloads[i + 1] : NULL;
+        size_t count = i == 5 ? 0 : sizeof(data[i]) - i; /* an empty one is one too */
+        payloads[i] = (struct pp_payload){data[i], count, count_release, &released[i], next};
+        bytes += count;
+    }
+    assert_int_equal(pp_payload_bytes(payloads), bytes - 1);
+    start(&fixture, "/test.Service/Unary", PP_CALL_UNARY, 0);
+    assert_int_equal(fixture.client->ops->call_send(fixture.calling.call, "x", 1, payloads, true),
+                     PP_OK);
+    WAIT_FOR(&fixture, fixture.calling.ended);
+    assert_int_equal(fixture.calling.status, PP_OK);
+    assert_int_equal(fixture.served.bytes, bytes);
+    assert_true(fixture.served.sum == sum);
+    teardown(&fixture);
+    for (size_t i = 0; i < PP_PAYLOADS_MAX; ++i) {
+        assert_int_equal(released[i].count, 1);
+    }
+}
+
 static void message_above_the_limit_is_refused_by_its_sender(void **state)
 {
     (void)state;
@@ -137,7 +168,7 @@ static void message_above_the_limit_is_refused_by_its_sender(void **state)
     setup_with(&fixture, false, 4096);
     uint8_t data[4096] = {0};
     struct released released = {0};
-    struct pp_payload payload = {data, sizeof(data), count_release, &released};
+    struct pp_payload payload = {data, sizeof(data), count_release, &released, NULL};
     start(&fixture, "/test.Service/Bidi", PP_CALL_BIDI, 0);
     assert_int_equal(fixture.client->ops->call_send(fixture.calling.call, "x", 1, &payload, true),
                      PP_MESSAGE_TOO_LARGE);
@@ -153,7 +184,7 @@ static void message_above_the_limit_is_refused_by_its_receiver_with_the_limit_na
     struct fixture fixture;
     setup_with(&fixture, true, 4096);
     uint8_t *data = calloc(1, 100000);
-    struct pp_payload payload = {data, 100000, NULL, NULL};
+    struct pp_payload payload = {data, 100000, NULL, NULL, NULL};
     start(&fixture, "/test.Service/Bidi", PP_CALL_BIDI, 0);
     assert_int_equal(fixture.client->ops->call_send(fixture.calling.call, NULL, 0, &payload, false),
                      PP_OK);
@@ -172,7 +203,7 @@ static void message_far_above_the_limit_is_cut_off(void **state)
     struct fixture fixture;
     setup_with(&fixture, true, 4096);
     uint8_t *data = calloc(1, 8u << 20);
-    struct pp_payload payload = {data, 8u << 20, NULL, NULL};
+    struct pp_payload payload = {data, 8u << 20, NULL, NULL, NULL};
     start(&fixture, "/test.Service/Bidi", PP_CALL_BIDI, 0);
     assert_int_equal(fixture.client->ops->call_send(fixture.calling.call, NULL, 0, &payload, false),
                      PP_OK);
@@ -300,6 +331,7 @@ int main(void)
         cmocka_unit_test(server_stream_delivers_all_messages_before_its_status),
         cmocka_unit_test(bidi_stream_echoes_and_half_close_reaches_the_server),
         cmocka_unit_test(sixteen_mebibytes_travel_uncopied_and_are_released_once),
+        cmocka_unit_test(payloads_in_a_row_make_one_message_and_are_released_once_each),
         cmocka_unit_test(message_above_the_limit_is_refused_by_its_sender),
         cmocka_unit_test(message_above_the_limit_is_refused_by_its_receiver_with_the_limit_named),
         cmocka_unit_test(message_far_above_the_limit_is_cut_off),

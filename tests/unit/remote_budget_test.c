@@ -32,10 +32,10 @@ struct world {
 };
 
 static void see(void *context, const struct fake_part *part,
-                const Pigpen__V1__AttendRequest *request)
+                const Pigpen__V1__AttendRequest *request, uint32_t at)
 {
     struct seen *seen = context;
-    const Pigpen__V1__AttendItem *item = request->items[0];
+    const Pigpen__V1__AttendItem *item = request->items[at];
     uint32_t index = (uint32_t)(part->token_begin / (TOKENS / PARTS));
     uint64_t bytes = item->n_kv_head_shares * sizeof(float);
     assert_true(index < PARTS && item->n_kv_head_shares <= 4);

@@ -87,17 +87,18 @@ static inline enum pp_status fake_call_send(struct pp_call *call, const void *he
                                             bool last)
 {
     (void)last;
-    size_t more = payload != NULL ? payload->bytes : 0;
-    uint8_t *bytes = malloc(header_bytes + more + 1);
+    size_t count = header_bytes;
+    uint8_t *bytes = malloc(header_bytes + pp_payload_bytes(payload) + 1);
     memcpy(bytes, header, header_bytes);
-    if (payload != NULL) {
-        memcpy(bytes + header_bytes, payload->data, more);
+    for (; payload != NULL; payload = payload->next) {
+        memcpy(bytes + count, payload->data, payload->bytes);
+        count += payload->bytes;
         if (payload->release != NULL) {
             payload->release(payload->context);
         }
     }
     if (!call->channel->node->down) {
-        fake_serve(call, bytes, header_bytes + more);
+        fake_serve(call, bytes, count);
     }
     free(bytes);
     return PP_OK;

@@ -41,6 +41,7 @@ enum fake_mode {
     FAKE_WHOLE_INTERNAL,
     FAKE_SILENT,
     FAKE_BREAK,       /* the stream ends */
+    FAKE_BREAK_ONCE,  /* attend: it ends, and the next one does not */
     FAKE_GARBAGE,     /* bytes that are no message */
     FAKE_MEMORY,      /* append: refused */
     FAKE_CHECKSUM,    /* append: once asked again */
@@ -75,7 +76,9 @@ struct fake_node {
     bool down; /* every call ends with PP_UNAVAILABLE */
     struct fake_part parts[FAKE_PARTS];
     uint32_t part_count, appends, in_flight, in_flight_max, closes, renewals, streams;
-    bool hold_acks; /* appends are applied when released */
+    bool hold_acks;       /* appends are applied when released */
+    uint32_t attends;     /* messages, whatever they ask */
+    uint32_t right_items; /* of each, before those that FAKE_ITEM_INTERNAL refuses */
     bool saw_signatures;
     uint64_t signature_bytes;  /* of the last attend */
     struct pp_estimator asked; /* by it; kind NONE: none */
@@ -120,13 +123,13 @@ struct pp_channel {
 };
 
 typedef void fake_saw_attend_fn(void *context, const struct fake_part *part,
-                                const Pigpen__V1__AttendRequest *request);
+                                const Pigpen__V1__AttendRequest *request, uint32_t index);
 
 struct fake_net {
     struct pp_transport transport;
     _Atomic uint64_t now_us; /* a remote with a thread reads it on both */
     struct fake_node nodes[FAKE_NODES_MAX];
-    fake_saw_attend_fn *saw_attend; /* told of every attend that comes; may be NULL */
+    fake_saw_attend_fn *saw_attend; /* told of every part that is asked; may be NULL */
     void *saw_context;
     struct fake_event *first, *last;
     uint32_t calls_open;

@@ -183,23 +183,43 @@ static inline void fake_append(struct pp_call *call, const Pigpen__V1__AppendKvR
     fake_reply(call, &answer.base);
 }
 
-/* Payload of an answer: o, lse, var, lse_var, keys_read, lse_sampled of heads rows of dim values.
- */
-static inline void fake_attend_answer(struct pp_call *call,
-                                      const Pigpen__V1__AttendRequest *request, uint64_t heads,
-                                      uint64_t dim)
+/* Parts that one message may ask here. */
+#define FAKE_ITEMS 8u
+/* heads and dim of a part come from the q section: the tests use dim 8. */
+#define FAKE_DIM 8u
+
+/* An answer in the making. */
+struct fake_answer {
+    float *payload;
+    uint64_t floats;
+    Pigpen__V1__Section sections[6 * FAKE_ITEMS], *section_list[6 * FAKE_ITEMS];
+    Pigpen__V1__AttendResult results[FAKE_ITEMS], *result_list[FAKE_ITEMS + 1];
+    uint32_t section_count;
+};
+
+static inline uint64_t fake_heads(const Pigpen__V1__AttendRequest *request, uint32_t index)
 {
-    struct fake_node *node = call->channel->node;
+    for (size_t i = 0; i < request->n_sections; ++i) {
+        if (request->sections[i]->item == index &&
+            request->sections[i]->kind == PIGPEN__V1__SECTION_KIND__SECTION_KIND_Q) {
+            return request->sections[i]->bytes / sizeof(float) / FAKE_DIM;
+        }
+    }
+    return 0;
+}
+
+/* o, lse, var, lse_var, keys_read, lse_sampled of heads rows of dim values, behind what is there.
+ */
+static inline void fake_values(const struct fake_node *node, const Pigpen__V1__AttendItem *item,
+                               uint64_t heads, struct fake_answer *answer)
+{
     enum fake_mode mode = node->attend_mode;
-    const Pigpen__V1__AttendItem *item = request->items[0];
-    char reason[] = "INTERNAL", text[] = "as the test wants";
-    Pigpen__V1__Status broken;
-    pigpen__v1__status__init(&broken);
-    broken.code = 13;
-    broken.reason = reason;
-    broken.message = text;
-    uint64_t floats = heads * dim + 5 * heads;
-    float *payload = calloc(floats, sizeof(float));
+    uint64_t dim = FAKE_DIM;
+    answer->payload =
+        realloc(answer->payload, (answer->floats + heads * (dim + 5)) * sizeof(float));
+    float *payload = answer->payload + answer->floats;
+    memset(payload, 0, heads * (dim + 5) * sizeof(float));
+    answer->floats += heads * (dim + 5);
     for (uint64_t i = 0; i < heads * dim; ++i) {
         payload[i] = mode == FAKE_INFINITE_O ? INFINITY : node->constant;
     }
@@ -213,61 +233,96 @@ static inline void fake_attend_answer(struct pp_call *call,
         memcpy(&payload[heads * dim + 3 * heads + i], &keys, sizeof(keys));
         payload[heads * dim + 4 * heads + i] = logf((float)item->held_tokens) + node->sampled_log;
     }
-    Pigpen__V1__Section sections[6], *section_list[6];
-    uint64_t offset = 0;
-    for (uint32_t i = 0; i < 6; ++i) {
-        pigpen__v1__section__init(&sections[i]);
-        sections[i].kind = i < 5 ? (Pigpen__V1__SectionKind)(6 + i)
-                                 : PIGPEN__V1__SECTION_KIND__SECTION_KIND_LSE_SAMPLED;
-        sections[i].offset = offset;
-        sections[i].bytes = (i == 0 ? heads * dim : heads) * sizeof(float);
-        sections[i].bytes -= i == 0 && mode == FAKE_SHORT_VECTOR ? 4 : 0;
-        offset += sections[i].bytes;
-        section_list[i] = &sections[i];
+}
+
+static inline void fake_item(const struct fake_node *node, const Pigpen__V1__AttendRequest *request,
+                             uint32_t index, Pigpen__V1__Status *broken, struct fake_answer *answer)
+{
+    enum fake_mode mode = node->attend_mode;
+    const Pigpen__V1__AttendItem *item = request->items[index];
+    uint64_t heads = fake_heads(request, index), offset = answer->floats * sizeof(float);
+    uint32_t section_count = node->samples && request->want_sampled ? 6 : 5;
+    fake_values(node, item, heads, answer);
+    for (uint32_t i = 0; i < section_count; ++i) {
+        Pigpen__V1__Section *section = &answer->sections[answer->section_count];
+        pigpen__v1__section__init(section);
+        section->kind = i < 5 ? (Pigpen__V1__SectionKind)(6 + i)
+                              : PIGPEN__V1__SECTION_KIND__SECTION_KIND_LSE_SAMPLED;
+        section->kind = i == 1 && mode == FAKE_NO_LSE ? PIGPEN__V1__SECTION_KIND__SECTION_KIND_K
+                                                      : section->kind;
+        section->item = index;
+        section->bytes = (i == 0 ? heads * FAKE_DIM : heads) * sizeof(float);
+        section->bytes -= i == 0 && mode == FAKE_SHORT_VECTOR ? 4 : 0;
+        section->offset = i == 0 && mode == FAKE_LONG_OFFSET ? UINT64_MAX - 8 : offset;
+        offset += section->bytes;
+        answer->section_list[answer->section_count++] = section;
     }
-    sections[0].offset += mode == FAKE_LONG_OFFSET ? UINT64_MAX - 8 : 0;
-    sections[1].kind =
-        mode == FAKE_NO_LSE ? PIGPEN__V1__SECTION_KIND__SECTION_KIND_K : sections[1].kind;
-    Pigpen__V1__AttendResult result = PIGPEN__V1__ATTEND_RESULT__INIT;
-    Pigpen__V1__AttendResult *results[2] = {&result, &result};
-    result.q_rows = item->q_rows + (mode == FAKE_OTHER_ROWS ? 1 : 0);
-    result.estimator = item->estimator != NULL ? item->estimator->kind : 1;
-    result.keys_held = result.keys_read = item->held_tokens * (heads / 2); /* group of 2 */
-    result.keys_held -= mode == FAKE_FEWER_TOKENS ? 1 : 0;
-    result.keys_sampled = node->samples ? result.keys_held : 0;
-    result.status = mode == FAKE_ITEM_INTERNAL ? &broken : NULL;
+    Pigpen__V1__AttendResult *result = &answer->results[index];
+    pigpen__v1__attend_result__init(result);
+    answer->result_list[index] = result;
+    result->q_rows = item->q_rows + (mode == FAKE_OTHER_ROWS ? 1 : 0);
+    result->estimator = item->estimator != NULL ? item->estimator->kind : 1;
+    result->keys_held = result->keys_read = item->held_tokens * (heads / 2); /* group of 2 */
+    result->keys_held -= mode == FAKE_FEWER_TOKENS ? 1 : 0;
+    result->keys_sampled = node->samples ? result->keys_held : 0;
+    bool refused = mode == FAKE_ITEM_INTERNAL && index >= node->right_items;
+    result->status = refused ? broken : NULL;
+}
+
+static inline void fake_attend_answer(struct pp_call *call,
+                                      const Pigpen__V1__AttendRequest *request)
+{
+    struct fake_node *node = call->channel->node;
+    enum fake_mode mode = node->attend_mode;
+    char reason[] = "INTERNAL", text[] = "as the test wants";
+    struct fake_answer made = {.payload = NULL};
+    Pigpen__V1__Status broken;
+    pigpen__v1__status__init(&broken);
+    broken.code = 13;
+    broken.reason = reason;
+    broken.message = text;
+    for (uint32_t i = 0; i < request->n_items; ++i) {
+        fake_item(node, request, i, &broken, &made);
+    }
+    made.result_list[request->n_items] = &made.results[0];
     Pigpen__V1__AttendResponse answer = PIGPEN__V1__ATTEND_RESPONSE__INIT;
     answer.request_id = request->request_id + (mode == FAKE_OTHER_ID ? 1000000 : 0);
     answer.incarnation = node->incarnation + (mode == FAKE_OTHER_INCARNATION ? 1 : 0);
     answer.layer = request->layer + (mode == FAKE_OTHER_LAYER ? 1 : 0);
-    answer.n_results = mode == FAKE_TWO_RESULTS ? 2 : 1;
-    answer.results = results;
-    answer.n_sections = node->samples && request->want_sampled ? 6 : 5;
-    answer.sections = section_list;
+    answer.n_results = request->n_items + (mode == FAKE_TWO_RESULTS ? 1 : 0);
+    answer.results = made.result_list;
+    answer.n_sections = made.section_count;
+    answer.sections = made.section_list;
     answer.node_us = 40;
     answer.status = mode == FAKE_WHOLE_INTERNAL ? &broken : NULL;
-    answer.payload.data = (uint8_t *)payload;
-    answer.payload.len = floats * sizeof(float);
+    answer.payload.data = (uint8_t *)made.payload;
+    answer.payload.len = made.floats * sizeof(float);
     fake_reply(call, &answer.base);
-    free(payload);
+    free(made.payload);
 }
 
-/* heads and dim of a part come from the q section: the tests use dim 8. */
-#define FAKE_DIM 8u
 static inline void fake_attend(struct pp_call *call, const Pigpen__V1__AttendRequest *request)
 {
     struct fake_node *node = call->channel->node;
-    struct fake_part *part = fake_find(node, request->items[0]->handle);
-    if (call->channel->net->saw_attend != NULL) {
-        call->channel->net->saw_attend(call->channel->net->saw_context, part, request);
+    assert_true(request->n_items <= FAKE_ITEMS);
+    node->attends++;
+    for (uint32_t i = 0; i < request->n_items; ++i) {
+        struct fake_part *part = fake_find(node, request->items[i]->handle);
+        if (call->channel->net->saw_attend != NULL) {
+            call->channel->net->saw_attend(call->channel->net->saw_context, part, request, i);
+        }
+        if (part == NULL || part->held[request->layer] < request->items[i]->held_tokens) {
+            node->attend_mode = FAKE_WHOLE_INTERNAL;
+        }
     }
-    node->saw_signatures = node->saw_signatures || request->n_sections > 1;
+    node->saw_signatures = node->saw_signatures || request->n_sections > request->n_items;
     node->signature_bytes = request->n_sections > 1 ? request->sections[1]->bytes : 0;
     node->asked = fake_estimator(request->items[0]->estimator);
     if (node->attend_mode == FAKE_SILENT) {
         return;
     }
-    if (node->attend_mode == FAKE_BREAK) {
+    if (node->attend_mode == FAKE_BREAK || node->attend_mode == FAKE_BREAK_ONCE) {
+        node->attend_mode = node->attend_mode == FAKE_BREAK ? FAKE_BREAK : FAKE_RIGHT;
         fake_end(call, PP_UNAVAILABLE, "connection reset");
         return;
     }
@@ -275,11 +330,7 @@ static inline void fake_attend(struct pp_call *call, const Pigpen__V1__AttendReq
         fake_reply_bytes(call, "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", 12);
         return;
     }
-    if (part == NULL || part->held[request->layer] < request->items[0]->held_tokens) {
-        node->attend_mode = FAKE_WHOLE_INTERNAL;
-    }
-    uint64_t heads = request->sections[0]->bytes / sizeof(float) / FAKE_DIM;
-    fake_attend_answer(call, request, heads, FAKE_DIM);
+    fake_attend_answer(call, request);
 }
 
 #define FAKE_READ_ROWS 3u

@@ -81,12 +81,13 @@ static void check_values(struct seen *seen, const struct fake_part *part,
 }
 
 static void saw_attend(void *context, const struct fake_part *part,
-                       const Pigpen__V1__AttendRequest *request)
+                       const Pigpen__V1__AttendRequest *request, uint32_t index)
 {
     struct seen *seen = context;
     uint64_t values = 2ull * ROWS * part->kv_head_count;
     uint64_t q = values * FAKE_DIM * sizeof(float), end = q;
     size_t sections = 1;
+    assert_int_equal(index, 0);
     section_at(request, 0, PIGPEN__V1__SECTION_KIND__SECTION_KIND_Q, 0, q);
     if (seen->local) {
         uint64_t bytes = values * (FAKE_DIM + 1) * sizeof(float);
