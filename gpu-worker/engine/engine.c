@@ -52,7 +52,7 @@ static void engine_buffers(struct gw_engine *engine, struct engine_buffer *buffe
     memcpy(buffers, all, sizeof(all));
 }
 
-/* The last seven are the host's. */
+/* The last seven are the host's, which copies run from and to. */
 static bool engine_buffer_on_host(uint32_t index)
 {
     return index >= ENGINE_BUFFERS - 7;
@@ -65,10 +65,8 @@ static enum pp_status engine_take_buffers(struct gw_engine *engine)
     for (uint32_t i = 0; i < ENGINE_BUFFERS; i++) {
         void *memory = NULL;
         if (engine_buffer_on_host(i)) {
-            memory = malloc(buffers[i].count * sizeof(float));
-            if (memory == NULL) {
-                return PP_MEMORY;
-            }
+            PP_TRY(engine->device->ops->pinned_alloc(engine->device,
+                                                     buffers[i].count * sizeof(float), &memory));
         } else {
             PP_TRY(engine->device->ops->alloc(engine->device, buffers[i].count * sizeof(float),
                                               &memory));
@@ -84,7 +82,7 @@ static void engine_free_buffers(struct gw_engine *engine)
     engine_buffers(engine, buffers);
     for (uint32_t i = 0; i < ENGINE_BUFFERS; i++) {
         if (engine_buffer_on_host(i)) {
-            free(*buffers[i].memory);
+            engine->device->ops->pinned_free(engine->device, *buffers[i].memory);
         } else {
             engine->device->ops->free(engine->device, *buffers[i].memory);
         }
@@ -106,7 +104,10 @@ static enum pp_status engine_prepare(struct gw_engine *engine)
     PP_TRY(engine->device->ops->prepare(engine->device, &limits));
     PP_TRY(engine->device->ops->stream_new(engine->device, &engine->stream));
     PP_TRY(engine->device->ops->stream_new(engine->device, &engine->copy_stream));
-    return engine_take_buffers(engine);
+    PP_TRY(engine->device->ops->event_new(engine->device, &engine->reached));
+    PP_TRY(engine_take_buffers(engine));
+    bool graphs = !engine->no_graphs && engine->device->ops->graph_new != NULL;
+    return graphs ? gw_engine_graphs_new(engine) : PP_OK;
 }
 
 /* What this model is: nodes refuse parts of another one. The shape is compared by itself; this is
@@ -137,6 +138,7 @@ enum pp_status gw_engine_new(const struct gw_engine_config *config, char *error_
     }
     engine->device = config->device;
     engine->clock = config->clock;
+    engine->no_graphs = config->no_graphs;
     gw_engine_stats_init(config->stats, &engine->stats);
     engine->chunk_tokens = config->chunk_tokens == 0 ? ENGINE_CHUNK_TOKENS : config->chunk_tokens;
     engine->chunk_rows = engine->chunk_tokens > GW_BATCH_MAX ? engine->chunk_tokens : GW_BATCH_MAX;
@@ -162,7 +164,9 @@ void gw_engine_destroy(struct gw_engine *engine)
     if (engine == NULL) {
         return;
     }
+    gw_engine_graphs_destroy(engine);
     engine_free_buffers(engine);
+    engine->device->ops->event_destroy(engine->device, engine->reached);
     if (engine->stream != NULL) {
         engine->device->ops->stream_destroy(engine->device, engine->copy_stream);
         engine->device->ops->stream_destroy(engine->device, engine->stream);

@@ -52,6 +52,7 @@ struct gw_engine_config {
     enum pp_dtype kv_dtype;     /* K/V is rounded to it at creation, local tokens too */
     uint32_t tokens_max;        /* positions a sequence may reach; 0: the model's context */
     uint32_t chunk_tokens;      /* of prefill; 0: 512 */
+    bool no_graphs;             /* steps give a device every operation by itself */
     uint32_t micro_batches;     /* gw_engine_micro_batches; 0: 2 */
     struct pp_clock clock;
     struct pp_stats *stats; /* of errors and flags; may be NULL */
@@ -218,6 +219,7 @@ struct gw_step_stats {
     uint64_t total_us;
     uint64_t device_us;         /* computing here: total less wait */
     uint64_t wait_us;           /* waiting for nodes with nothing left to do */
+    uint64_t device_wait_us;    /* of device_us: waiting for queries and partials of the device */
     uint64_t node_us;           /* the slowest node's own time */
     uint64_t network_us;        /* dispatch to last answer, less node_us */
     uint64_t attends;           /* layers that asked the nodes */

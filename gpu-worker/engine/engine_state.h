@@ -35,6 +35,8 @@ struct gw_engine {
     struct gw_engine_stats stats;
     struct gw_stream *stream;      /* of everything that is computed */
     struct gw_stream *copy_stream; /* of what leaves beside that */
+    struct gw_event *reached;      /* by stream, where the host waits for it */
+    struct gw_graph **graphs;      /* of the pieces of a step (graphs.c); NULL: without */
     struct gw_overlap overlap;
     struct pp_clock clock;
     struct gw_engine_info info;
@@ -42,6 +44,7 @@ struct gw_engine {
     uint32_t ffn;
     uint32_t chunk_tokens, chunk_rows; /* of prefill, and of that or a step, whichever is more */
     uint32_t micro_batches;
+    bool no_graphs;
     float norm_epsilon;
     struct gw_matrix embedding, output;
     const float *output_norm;
@@ -61,7 +64,8 @@ struct gw_engine {
     float *logits;            /* [GW_LOGIT_ROWS][vocab] */
     float *lse;               /* [batch][q heads] */
     float *node_o, *node_lse; /* [batch][q heads][dim], [batch][q heads] */
-    /* The host's side of attends: gw_row_host. */
+    /* The host's side of attends, pinned: gw_row_host. Answers are the host's to write once the
+     * queries that they answer were waited for: the copies of those before lie in front. */
     float *sent_q, *answer_o, *answer_lse;
     float *answer_var, *answer_lse_var; /* [batch][q heads] */
     float *local_o, *local_lse;         /* what was attended here */
@@ -194,6 +198,32 @@ PP_MUST_USE enum pp_status gw_late_begin(struct gw_sequence *sequence, uint64_t 
 PP_MUST_USE enum pp_status gw_late_keep(struct gw_sequence *sequence, uint32_t layer,
                                         uint64_t position, uint32_t rows);
 void gw_late_deinit(struct gw_sequence *sequence);
+/* graphs.c. Pieces of a step, by layer: from the answers of the layer before to this one's queries
+ * (layer `layers`: to the end), and from there to what is attended here. What the engine's stream
+ * is given between begin and end is one graph; end is called after every begin, with what failed.
+ */
+enum gw_piece { GW_PIECE_QUERIES, GW_PIECE_HERE };
+#define GW_PIECES            2u
+#define GW_MICRO_BATCHES_MAX 2u
+PP_MUST_USE enum pp_status gw_engine_graphs_new(struct gw_engine *engine);
+void gw_engine_graphs_destroy(struct gw_engine *engine);
+PP_MUST_USE enum pp_status gw_engine_piece_begin(struct gw_engine *engine, uint32_t micro,
+                                                 enum gw_piece piece, uint32_t layer);
+PP_MUST_USE enum pp_status gw_engine_piece_end(struct gw_engine *engine, uint32_t micro,
+                                               enum gw_piece piece, uint32_t layer,
+                                               enum pp_status failed);
+
+/* Marks where the engine's stream is, and waits until it was there: for no other stream, and for
+ * nothing that it was given since. */
+static inline enum pp_status gw_engine_mark(struct gw_engine *engine)
+{
+    return engine->device->ops->event_record(engine->device, engine->reached, engine->stream);
+}
+static inline enum pp_status gw_engine_wait(struct gw_engine *engine)
+{
+    return engine->device->ops->event_synchronize(engine->device, engine->reached);
+}
+
 /* step_layer.c. The partial of one row of q over the sink and the tokens from `held` behind it on
  * to `end`, into o and lse. Returns the rows it read in *rows_out. */
 PP_MUST_USE enum pp_status gw_step_attend_here(struct gw_sequence *sequence, uint32_t layer,

@@ -18,6 +18,7 @@ void gw_step_stats_add(struct gw_step_stats *sum, const struct gw_step_stats *st
     sum->total_us += step->total_us;
     sum->device_us += step->device_us;
     sum->wait_us += step->wait_us;
+    sum->device_wait_us += step->device_wait_us;
     sum->node_us += step->node_us;
     sum->network_us += step->network_us;
     sum->attends += step->attends;
@@ -48,12 +49,12 @@ static uint32_t batch_cut(const struct gw_batch *batch, struct gw_micro_batch *m
         waits = waits || batch->rows[i].step->sequence->remote != NULL;
     }
     uint32_t half = (batch->count + 1) / 2;
-    micros[0] = (struct gw_micro_batch){0, batch->count};
+    micros[0] = (struct gw_micro_batch){0, batch->count, 0};
     if (!waits || batch->count < 2 || batch->engine->micro_batches < 2) {
         return 1;
     }
     micros[0].count = half;
-    micros[1] = (struct gw_micro_batch){half, batch->count - half};
+    micros[1] = (struct gw_micro_batch){half, batch->count - half, 1};
     return 2;
 }
 
@@ -121,15 +122,9 @@ static enum pp_status batch_layers(struct gw_batch *batch)
     uint32_t count = batch_cut(batch, micros);
     uint32_t layers = batch->engine->info.shape.layers;
     PP_TRY(batch_embed(batch));
-    for (uint32_t i = 0; i < count; i++) {
-        PP_TRY(gw_step_layer_begin(batch, &micros[i], 0));
-    }
-    for (uint32_t layer = 0; layer < layers; layer++) {
+    for (uint32_t layer = 0; layer <= layers; layer++) {
         for (uint32_t i = 0; i < count; i++) {
-            PP_TRY(gw_step_layer_end(batch, &micros[i], layer));
-            if (layer + 1 < layers) {
-                PP_TRY(gw_step_layer_begin(batch, &micros[i], layer + 1));
-            }
+            PP_TRY(gw_step_layer(batch, &micros[i], layer));
         }
     }
     return batch_logits(batch);
@@ -243,6 +238,7 @@ enum pp_status gw_engine_step(struct gw_engine *engine, struct gw_step *steps, u
     for (uint32_t i = 0; i < count; i++) {
         steps[i].stats.total_us = total_us;
         steps[i].stats.wait_us = batch.wait_us;
+        steps[i].stats.device_wait_us = batch.device_wait_us;
         steps[i].stats.device_us = total_us - batch.wait_us;
     }
     return PP_OK;

@@ -91,12 +91,13 @@ enum pp_status gw_step_take_local(struct gw_engine *engine, uint32_t begin, uint
     struct gw_row_host host = gw_row_host(engine, begin);
     uint64_t heads = (uint64_t)begin * engine->heads.q_heads;
     uint64_t lse_bytes = sizeof(float) * count * engine->heads.q_heads;
-    PP_TRY(ops->copy_out(engine->device, engine->stream, host.local_o,
-                         engine->o + heads * engine->heads.head_dim,
-                         lse_bytes * engine->heads.head_dim));
-    PP_TRY(ops->copy_out(engine->device, engine->stream, host.local_lse, engine->lse + heads,
-                         lse_bytes));
-    return ops->synchronize(engine->device, engine->stream);
+    PP_TRY(ops->pinned_out(engine->device, engine->stream, host.local_o,
+                           engine->o + heads * engine->heads.head_dim,
+                           lse_bytes * engine->heads.head_dim));
+    PP_TRY(ops->pinned_out(engine->device, engine->stream, host.local_lse, engine->lse + heads,
+                           lse_bytes));
+    PP_TRY(gw_engine_mark(engine));
+    return gw_engine_wait(engine);
 }
 
 /* A head of what was attended here merged with another partial; o into o_out [dim]. */

@@ -2,9 +2,10 @@
  * One layer of a decode step, for the rows of a micro-batch. Queries first; the attend of each
  * row's held prefix goes out at once, for all of them in one message a node; k, v and the attention
  * over sink, recent and unacknowledged tokens run while the nodes work; merge; output projection;
- * feed-forward. The held prefix is read once a layer, before dispatch (law 1): what the nodes are
- * not asked for is attended here. On the walk: between engine/step and remote/attend. It refuses to
- * know how an attend travels and which rows there are.
+ * feed-forward. What lies between two points of the network is one piece of the device's. The held
+ * prefix is read once a layer, before dispatch (law 1): what the nodes are not asked for is
+ * attended here. On the walk: between engine/step and remote/attend. It refuses to know how an
+ * attend travels and which rows there are.
  */
 #include <math.h>
 #include <string.h>
@@ -150,44 +151,6 @@ static enum pp_status attend_here(struct gw_batch *batch, const struct gw_micro_
     return PP_OK;
 }
 
-enum pp_status gw_step_layer_begin(struct gw_batch *batch, const struct gw_micro_batch *micro,
-                                   uint32_t layer)
-{
-    struct gw_engine *engine = batch->engine;
-    const struct gw_device_ops *ops = engine->device->ops;
-    struct gw_place places[GW_BATCH_MAX];
-    struct gw_step_row *row = NULL;
-    while ((row = next_row(batch, micro, row)) != NULL) {
-        row_choose(row, layer);
-    }
-    if (next_row(batch, micro, NULL) == NULL) {
-        return PP_OK;
-    }
-    find_places(batch, micro, layer, places);
-    PP_TRY(ops->rms_norm(engine->device, engine->stream,
-                         engine->x + (uint64_t)micro->begin * engine->info.hidden,
-                         engine->layers[layer].attn_norm, engine->norm_epsilon, micro->count,
-                         engine->info.hidden, engine->normed));
-    PP_TRY(gw_engine_queries_each(engine, &engine->layers[layer], places, micro->count));
-    bool now = any_asks(batch, micro, false), later = any_asks(batch, micro, true);
-    if (now || later) {
-        PP_TRY(ops->copy_out(engine->device, engine->stream,
-                             gw_row_host(engine, micro->begin).sent_q, engine->q,
-                             micro->count * q_values(engine) * sizeof(float)));
-    }
-    if (now) {
-        PP_TRY(ops->synchronize(engine->device, engine->stream));
-        ask(batch, micro, layer, false);
-    }
-    PP_TRY(gw_engine_keys_values_each(engine, &engine->layers[layer], places, micro->count));
-    PP_TRY(attend_here(batch, micro, layer));
-    if (later) {
-        PP_TRY(gw_step_take_local(engine, micro->begin, micro->count));
-        ask(batch, micro, layer, true);
-    }
-    return PP_OK;
-}
-
 static void row_wait(struct gw_batch *batch, struct gw_step_row *row,
                      struct gw_remote_answer *answer_out)
 {
@@ -201,13 +164,26 @@ static void row_wait(struct gw_batch *batch, struct gw_step_row *row,
     row->answered = row->status == PP_OK;
 }
 
-/* Waits for the answers of all rows. Those that were not asked have the empty one. */
+static bool any_in_flight(const struct gw_batch *batch, const struct gw_micro_batch *micro)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < micro->count; i++) {
+        any = any || batch->rows[micro->begin + i].in_flight;
+    }
+    return any;
+}
+
+/* Waits for the answers of all rows. Those that were not asked have the empty one. Where nobody was
+ * asked, nobody waited for the queries either: the memory of answers is not touched. */
 static bool take_answers(struct gw_batch *batch, const struct gw_micro_batch *micro,
                          struct gw_remote_answer *answers)
 {
     struct gw_engine *engine = batch->engine;
     uint64_t begin_us = pp_clock_now_us(&engine->clock);
     bool any = false;
+    if (!any_in_flight(batch, micro)) {
+        return false;
+    }
     for (uint32_t i = 0; i < micro->count; i++) {
         struct gw_step_row *row = &batch->rows[micro->begin + i];
         struct gw_row_host host = gw_row_host(engine, micro->begin + i);
@@ -276,30 +252,130 @@ static enum pp_status merge(struct gw_engine *engine, const struct gw_micro_batc
     uint64_t heads = (uint64_t)micro->begin * engine->heads.q_heads;
     uint64_t values = micro->begin * q_values(engine);
     uint32_t count = micro->count * engine->heads.q_heads;
-    PP_TRY(ops->copy_in(engine->device, engine->stream, engine->node_o + values, host.answer_o,
-                        micro->count * q_values(engine) * sizeof(float)));
-    PP_TRY(ops->copy_in(engine->device, engine->stream, engine->node_lse + heads, host.answer_lse,
-                        count * sizeof(float)));
+    PP_TRY(ops->pinned_in(engine->device, engine->stream, engine->node_o + values, host.answer_o,
+                          micro->count * q_values(engine) * sizeof(float)));
+    PP_TRY(ops->pinned_in(engine->device, engine->stream, engine->node_lse + heads, host.answer_lse,
+                          count * sizeof(float)));
     return ops->merge(engine->device, engine->stream, count, engine->heads.head_dim,
                       engine->node_o + values, engine->node_lse + heads, engine->o + values,
                       engine->lse + heads);
 }
 
-enum pp_status gw_step_layer_end(struct gw_batch *batch, const struct gw_micro_batch *micro,
-                                 uint32_t layer)
+/* The rest of the layer before, and this one's queries, on their way to the host where nodes may be
+ * asked. */
+static enum pp_status compute_queries(struct gw_batch *batch, const struct gw_micro_batch *micro,
+                                      uint32_t layer, bool merges)
 {
     struct gw_engine *engine = batch->engine;
-    struct gw_remote_answer answers[GW_BATCH_MAX];
-    if (take_answers(batch, micro, answers)) {
-        PP_TRY(count_answers(batch, micro, layer, answers));
+    const struct gw_device_ops *ops = engine->device->ops;
+    struct gw_place places[GW_BATCH_MAX];
+    float *x = engine->x + (uint64_t)micro->begin * engine->info.hidden;
+    bool leaves = false;
+    if (merges) {
         PP_TRY(merge(engine, micro));
+    }
+    if (layer > 0) {
+        PP_TRY(gw_engine_finish_layer(engine, &engine->layers[layer - 1], micro->count,
+                                      engine->o + micro->begin * q_values(engine), x));
+    }
+    if (layer == engine->info.shape.layers) {
+        return PP_OK;
+    }
+    for (uint32_t i = 0; i < micro->count; i++) {
+        const struct gw_sequence *sequence = batch->rows[micro->begin + i].step->sequence;
+        places[i] = (struct gw_place){.position = sequence->length};
+        leaves = leaves || sequence->handed > 0;
+    }
+    PP_TRY(ops->rms_norm(engine->device, engine->stream, x, engine->layers[layer].attn_norm,
+                         engine->norm_epsilon, micro->count, engine->info.hidden, engine->normed));
+    PP_TRY(gw_engine_queries_each(engine, &engine->layers[layer], places, micro->count));
+    return leaves ? ops->pinned_out(engine->device, engine->stream,
+                                    gw_row_host(engine, micro->begin).sent_q, engine->q,
+                                    micro->count * q_values(engine) * sizeof(float))
+                  : PP_OK;
+}
+
+/* k and v, and the partials over what the nodes are not asked for. */
+static enum pp_status compute_here(struct gw_batch *batch, const struct gw_micro_batch *micro,
+                                   uint32_t layer)
+{
+    struct gw_engine *engine = batch->engine;
+    struct gw_place places[GW_BATCH_MAX];
+    find_places(batch, micro, layer, places);
+    PP_TRY(gw_engine_piece_begin(engine, micro->number, GW_PIECE_HERE, layer));
+    enum pp_status status =
+        gw_engine_keys_values_each(engine, &engine->layers[layer], places, micro->count);
+    status = status == PP_OK ? attend_here(batch, micro, layer) : status;
+    return gw_engine_piece_end(engine, micro->number, GW_PIECE_HERE, layer, status);
+}
+
+/* Sends the queries of rows without a target, once they are here. */
+static enum pp_status ask_now(struct gw_batch *batch, const struct gw_micro_batch *micro,
+                              uint32_t layer)
+{
+    struct gw_engine *engine = batch->engine;
+    uint64_t begin_us = pp_clock_now_us(&engine->clock);
+    PP_TRY(gw_engine_wait(engine));
+    batch->device_wait_us += pp_clock_now_us(&engine->clock) - begin_us;
+    ask(batch, micro, layer, false);
+    return PP_OK;
+}
+
+/* Those with a target go with what was attended here. */
+static enum pp_status ask_later(struct gw_batch *batch, const struct gw_micro_batch *micro,
+                                uint32_t layer)
+{
+    struct gw_engine *engine = batch->engine;
+    uint64_t begin_us = pp_clock_now_us(&engine->clock);
+    PP_TRY(gw_step_take_local(engine, micro->begin, micro->count));
+    batch->device_wait_us += pp_clock_now_us(&engine->clock) - begin_us;
+    ask(batch, micro, layer, true);
+    return PP_OK;
+}
+
+/* From the queries on. A device whose operations run behind their calls has all of the layer's
+ * before anybody waits for its queries; on the host the nodes are asked first. */
+static enum pp_status layer_begin(struct gw_batch *batch, const struct gw_micro_batch *micro,
+                                  uint32_t layer)
+{
+    bool queues = batch->engine->device->ops->queues;
+    struct gw_step_row *row = NULL;
+    while ((row = next_row(batch, micro, row)) != NULL) {
+        row_choose(row, layer);
     }
     if (next_row(batch, micro, NULL) == NULL) {
         return PP_OK;
     }
-    return gw_engine_finish_layer(engine, &engine->layers[layer], micro->count,
-                                  engine->o + micro->begin * q_values(engine),
-                                  engine->x + (uint64_t)micro->begin * engine->info.hidden);
+    bool now = any_asks(batch, micro, false), later = any_asks(batch, micro, true);
+    if (now) {
+        PP_TRY(gw_engine_mark(batch->engine));
+    }
+    if (now && !queues) {
+        PP_TRY(ask_now(batch, micro, layer));
+    }
+    PP_TRY(compute_here(batch, micro, layer));
+    if (now && queues) {
+        PP_TRY(ask_now(batch, micro, layer));
+    }
+    return later ? ask_later(batch, micro, layer) : PP_OK;
+}
+
+enum pp_status gw_step_layer(struct gw_batch *batch, const struct gw_micro_batch *micro,
+                             uint32_t layer)
+{
+    struct gw_engine *engine = batch->engine;
+    struct gw_remote_answer answers[GW_BATCH_MAX];
+    bool merges = layer > 0 && take_answers(batch, micro, answers);
+    if (merges) {
+        PP_TRY(count_answers(batch, micro, layer - 1, answers));
+    }
+    if (next_row(batch, micro, NULL) == NULL) {
+        return PP_OK;
+    }
+    PP_TRY(gw_engine_piece_begin(engine, micro->number, GW_PIECE_QUERIES, layer));
+    enum pp_status status = compute_queries(batch, micro, layer, merges);
+    PP_TRY(gw_engine_piece_end(engine, micro->number, GW_PIECE_QUERIES, layer, status));
+    return layer == engine->info.shape.layers ? PP_OK : layer_begin(batch, micro, layer);
 }
 
 void gw_step_drain(struct gw_batch *batch)

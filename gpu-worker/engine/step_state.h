@@ -25,21 +25,22 @@ struct gw_batch {
     struct gw_engine *engine;
     struct gw_step_row rows[GW_BATCH_MAX];
     uint32_t count;
-    uint64_t wait_us; /* for nodes with nothing left to do */
+    uint64_t wait_us;        /* for nodes with nothing left to do */
+    uint64_t device_wait_us; /* for what the device is to send them */
 };
 
 /* Rows that go through a layer together. */
 struct gw_micro_batch {
     uint32_t begin, count;
+    uint32_t number;
 };
 
-/* step_layer.c. A layer of a micro-batch up to where the nodes' answers are needed: queries out, k
- * and v, and what is attended here. A failure of a row is its status; of the device, returned. */
-PP_MUST_USE enum pp_status gw_step_layer_begin(struct gw_batch *batch,
-                                               const struct gw_micro_batch *micro, uint32_t layer);
-/* From there on: answers, their merge, output projection and feed-forward. */
-PP_MUST_USE enum pp_status gw_step_layer_end(struct gw_batch *batch,
-                                             const struct gw_micro_batch *micro, uint32_t layer);
+/* step_layer.c. Takes a micro-batch from where a layer's answers are needed to where the next one's
+ * are: answers of layer - 1, their merge, output projection and feed-forward; then queries out, k
+ * and v, and what is attended here of `layer`. The first time `layer` is 0, the last time the
+ * number of layers: half of it then. A failure of a row is its status; of the device, returned. */
+PP_MUST_USE enum pp_status gw_step_layer(struct gw_batch *batch, const struct gw_micro_batch *micro,
+                                         uint32_t layer);
 /* Waits for what is in flight, and forgets it. */
 void gw_step_drain(struct gw_batch *batch);
 
