@@ -37,6 +37,8 @@ struct emu_counts {
 };
 extern struct emu_counts emu_counts;
 
+/* Operations that are queued and did not run. */
+uint32_t emu_pending(void);
 /* Orders of the streams from now on. */
 void emu_driver_seed(uint64_t seed);
 

@@ -115,6 +115,19 @@ void emu_run_all(void)
     }
 }
 
+uint32_t emu_pending(void)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < STREAMS_MAX; i++) {
+        const struct emu_operation *at =
+            queues.streams[i] == NULL ? NULL : queues.streams[i]->first;
+        for (; at != NULL; at = at->next) {
+            count++;
+        }
+    }
+    return count;
+}
+
 unsigned emu_not_captured(struct CUstream_st *stream)
 {
     if (stream->captured == NULL) {

@@ -69,7 +69,8 @@ struct gw_remote {
     uint64_t segment_tokens;
     uint16_t *codes[LAYERS];
     float *centres[LAYERS];
-    float stretch; /* answers that are not asked for exactly are longer by this share */
+    void (*asks)(void); /* called by each attend's begin; NULL: nothing is */
+    float stretch;      /* answers that are not asked for exactly are longer by this share */
 };
 
 static struct gw_remote fake;
@@ -339,6 +340,9 @@ enum pp_status gw_remote_attend_begin(struct gw_remote_sequence *sequence,
     assert_true(attend->held_tokens > 0);
     assert_true(attend->held_tokens <= sequence->acknowledged[attend->layer]);
     fake_event('b', attend->layer);
+    if (fake.asks != NULL) {
+        fake.asks();
+    }
     sequence->asked = *attend;
     bool compares = attend->estimator.kind == PP_EXACT && !attend->errors;
     fake.known = compares ? fake.known : attend->local_o != NULL && attend->local_lse != NULL;
@@ -465,6 +469,8 @@ struct tiny {
 
 /* The device of models from now on; NULL: the host's, on two threads. */
 static struct gw_device *(*tiny_device_new)(void);
+/* Whether its steps do without graphs. */
+static bool tiny_no_graphs;
 
 static struct tiny tiny_new(uint32_t chunk_tokens, enum pp_dtype dtype)
 {
@@ -492,6 +498,7 @@ static struct tiny tiny_new(uint32_t chunk_tokens, enum pp_dtype dtype)
                                       .kv_dtype = dtype,
                                       .tokens_max = TOKENS,
                                       .chunk_tokens = chunk_tokens,
+                                      .no_graphs = tiny_no_graphs,
                                       .clock = pp_clock_system()};
     assert_int_equal(gw_engine_new(&config, error, sizeof(error), &made.engine), PP_OK);
     for (uint32_t i = 0; i < TOKENS; i++) {
