@@ -31,6 +31,7 @@ void gw_statistics_steps(json_t *object, const struct gw_step_stats *steps)
     statistics_integer(object, "steps", steps->steps);
     statistics_real(object, "ms_per_token", (double)steps->total_us * to_ms);
     statistics_real(object, "device_ms", (double)steps->device_us * to_ms);
+    statistics_real(object, "device_wait_ms", (double)steps->device_wait_us * to_ms);
     statistics_real(object, "node_ms", (double)steps->node_us * to_ms);
     statistics_real(object, "network_ms", (double)steps->network_us * to_ms);
     statistics_real(object, "wait_ms", (double)steps->wait_us * to_ms);

@@ -334,6 +334,7 @@ static enum pp_status worker_open_model(struct gw_worker *worker,
                                           .kv_dtype = worker_kv_dtype(options->kv_dtype),
                                           .tokens_max = (uint32_t)options->context,
                                           .chunk_tokens = (uint32_t)options->chunk_tokens,
+                                          .no_graphs = options->no_device_graphs,
                                           .clock = worker->clock,
                                           .stats = &worker->stats};
         status = gw_engine_new(&config, error, sizeof(error), &worker->engine);

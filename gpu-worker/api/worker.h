@@ -25,9 +25,10 @@
 struct gw_worker_options {
     const char *model;
     const char *device; /* "host", "cuda", "cuda:N"; NULL: host */
-    const char *nodes;  /* "a=127.0.0.1:7450,b=...", or a source of membership.h; "": none */
-    int shard;          /* enum gw_shard */
-    int kv_dtype;       /* index into gw_worker_kv_dtype's order */
+    bool no_device_graphs;
+    const char *nodes; /* "a=127.0.0.1:7450,b=...", or a source of membership.h; "": none */
+    int shard;         /* enum gw_shard */
+    int kv_dtype;      /* index into gw_worker_kv_dtype's order */
     uint64_t threads;
     uint64_t context;
     uint64_t chunk_tokens;

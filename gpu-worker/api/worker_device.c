@@ -20,6 +20,13 @@ size_t gw_worker_device_options(struct gw_worker_options *options, struct pp_opt
          .value_name = "DEVICE",
          .help = "What computes: host (this machine's processors), or cuda or cuda:N (GPU number "
                  "N, the first without one), in builds that have it."},
+        {.name = "no-device-graphs",
+         .kind = PP_OPTION_BOOL,
+         .target = &options->no_device_graphs,
+         .group = "Model",
+         .default_text = "false",
+         .help = "Start every operation of a step by itself. Without it a GPU starts those between "
+                 "two answers of nodes at once. The results are the same."},
         {.name = "threads",
          .kind = PP_OPTION_U64,
          .target = &options->threads,
