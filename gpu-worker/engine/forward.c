@@ -129,14 +129,16 @@ enum pp_status gw_engine_logits_each(struct gw_engine *engine, const float *x,
 {
     const struct gw_device_ops *ops = engine->device->ops;
     uint64_t vocab = engine->info.vocab;
+    bool any = false;
     PP_TRY(gw_engine_logits_here(engine, x, rows));
     for (uint32_t row = 0; row < rows; row++) {
+        any = any || places[row].logits != NULL;
         if (places[row].logits != NULL) {
             PP_TRY(ops->copy_out(engine->device, engine->stream, places[row].logits,
                                  engine->logits + row * vocab, vocab * sizeof(float)));
         }
     }
-    return ops->synchronize(engine->device, engine->stream);
+    return any ? ops->synchronize(engine->device, engine->stream) : PP_OK;
 }
 
 enum pp_status gw_engine_logits(struct gw_engine *engine, const float *x, uint32_t rows,

@@ -1,14 +1,18 @@
 /*
- * The engine over the CUDA device and a remote that stands in for the nodes: rows that
- * leave the device, and answers that are merged on it, give the logits of the host device.
+ * The engine over the CUDA device and a remote that stands in for the nodes: rows that leave the
+ * device, and answers that are merged on it, give the logits of the host device; and steps give the
+ * same bits with graphs as without, whatever sequences come and go.
  */
 #include "tests/cuda_emu/both.h"
 
+#include "gpu-worker/device/cuda/internal.h"
 #include "gpu-worker/engine/engine_state.h"
 #include "tests/unit/engine_draw.h"
 
 #define PROMPT 150u
 #define STEPS  150u
+#define TURNS  12u
+#define BATCH  3u
 
 /* Logits of the prompt's last token and of every step. The first device is the host. */
 static float *run(bool cuda, struct gw_remote *remote, enum pp_dtype dtype)
@@ -135,6 +139,79 @@ static void tokens_are_drawn_of_the_logits_of_the_device(void **state)
     assert_int_equal(cuda_test_bytes_taken(), 0);
 }
 
+static struct gw_sequence *open_at(struct tiny *tiny, struct gw_remote *remote, uint32_t from)
+{
+    struct gw_sequence *sequence = open_kept(tiny, remote, 0);
+    assert_int_equal(gw_sequence_prefill(sequence, tiny->ids + from, 90, 0, NULL, NULL, NULL),
+                     PP_OK);
+    return sequence;
+}
+
+static void step(struct tiny *tiny, struct gw_sequence *sequence, uint32_t i, float *logits)
+{
+    assert_int_equal(gw_sequence_step(sequence, tiny->ids[500 + i], logits, NULL), PP_OK);
+}
+
+/* Sequences by themselves in turns, one that is closed and another in its memory, one without
+ * nodes, and all of them together. Logits [4 * TURNS + BATCH * TURNS][VOCAB]. */
+#define RUN_ROWS ((4 + BATCH) * TURNS)
+static void run_everything(struct tiny *tiny, float *logits)
+{
+    struct gw_sequence *each[BATCH];
+    for (uint32_t i = 0; i < BATCH; i++) {
+        each[i] = open_at(tiny, i == 2 ? NULL : &fake, 100 * i);
+    }
+    for (uint32_t i = 0; i < 2 * TURNS; i++, logits += VOCAB) {
+        step(tiny, each[i % 3], i, logits);
+    }
+    gw_sequence_close(each[0]);
+    each[0] = open_at(tiny, &fake, 400);
+    for (uint32_t i = 0; i < 2 * TURNS; i++, logits += VOCAB) {
+        step(tiny, each[i % 2], i, logits);
+    }
+    for (uint32_t i = 0; i < TURNS; i++, logits += (uint64_t)BATCH * VOCAB) {
+        struct gw_step steps[BATCH];
+        for (uint32_t j = 0; j < BATCH; j++) {
+            steps[j] = (struct gw_step){.sequence = each[j],
+                                        .id = tiny->ids[700 + i + j],
+                                        .logits_out = logits + (uint64_t)j * VOCAB};
+        }
+        assert_int_equal(gw_engine_step(tiny->engine, steps, i < TURNS / 2 ? BATCH : BATCH - 1),
+                         PP_OK);
+        for (uint32_t j = 0; j < (i < TURNS / 2 ? BATCH : BATCH - 1); j++) {
+            assert_int_equal(steps[j].status, PP_OK);
+        }
+    }
+    for (uint32_t i = 0; i < BATCH; i++) {
+        gw_sequence_close(each[i]);
+    }
+}
+
+static void steps_with_graphs_give_the_bits_of_steps_without(void **state)
+{
+    (void)state;
+    float *logits[2];
+    for (uint32_t graphs = 0; graphs < 2; graphs++) {
+        fake = (struct gw_remote){.ack_every = 1};
+        tiny_device_new = cuda_test_device_new;
+        tiny_no_graphs = graphs == 0;
+        struct tiny tiny = tiny_new(45, PP_F32);
+        const struct gw_cuda_graph_counts *counts = &gw_cuda_device(tiny.device)->graph_counts;
+        logits[graphs] = calloc((uint64_t)RUN_ROWS * VOCAB, sizeof(float));
+        assert_non_null(logits[graphs]);
+        run_everything(&tiny, logits[graphs]);
+        assert_int_equal(counts->launched > 100, graphs);
+        assert_int_equal(counts->updated > counts->launched, graphs);
+        tiny_free(&tiny);
+    }
+    assert_memory_equal(logits[0], logits[1], (uint64_t)RUN_ROWS * VOCAB * sizeof(float));
+    free(logits[0]);
+    free(logits[1]);
+    tiny_device_new = NULL;
+    tiny_no_graphs = false;
+    assert_int_equal(cuda_test_bytes_taken(), 0);
+}
+
 int main(void)
 {
     both_begin();
@@ -143,6 +220,7 @@ int main(void)
         cmocka_unit_test_setup(several_sequences_at_once_give_the_hosts_logits, both_setup),
         cmocka_unit_test_setup(tokens_are_drawn_of_the_logits_of_the_device, both_setup),
         cmocka_unit_test_setup(rows_that_leave_are_those_of_a_local_sequence, both_setup),
+        cmocka_unit_test_setup(steps_with_graphs_give_the_bits_of_steps_without, both_setup),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,11 @@
 /*
- * Steps on the CUDA device, in the emulated driver: with graphs they give the bits of steps
- * without, whatever sequences come and go; they wait for nothing but events and their own stream;
- * nodes are asked before what is attended here has run; and what waits and nodes of graphs are for
- * shows when the driver leaves them out. Prints the calls of a step, which are counts: no GPU was
- * at hand.
+ * What steps on the CUDA device wait for, in the emulated driver: events and their own stream, and
+ * nothing else; nodes are asked before what is attended here has run; and what waits and nodes of
+ * graphs are for shows when the driver leaves them out. Prints the calls of a step, which are
+ * counts: no GPU was at hand.
  */
 #include "tests/cuda_emu/both.h"
 
-#include "gpu-worker/device/cuda/internal.h"
 #include "gpu-worker/engine/engine_state.h"
 #include "tests/cuda_emu/emu_driver.h"
 #include "tests/unit/engine_fixture.h"
@@ -15,7 +13,6 @@
 #define PROMPT 90u
 #define CHUNK  45u
 #define STEPS  12u
-#define BATCH  3u
 
 static struct tiny tiny_begin(bool graphs)
 {
@@ -45,60 +42,6 @@ static struct gw_sequence *open_at(struct tiny *tiny, struct gw_remote *remote, 
 static void step(struct tiny *tiny, struct gw_sequence *sequence, uint32_t i, float *logits)
 {
     assert_int_equal(gw_sequence_step(sequence, tiny->ids[500 + i], logits, NULL), PP_OK);
-}
-
-/* Sequences by themselves in turns, one that is closed and another in its memory, one without
- * nodes, and all of them together. Logits [4 * STEPS + BATCH * STEPS][VOCAB]. */
-#define RUN_ROWS ((4 + BATCH) * STEPS)
-static void run_everything(struct tiny *tiny, float *logits)
-{
-    struct gw_sequence *each[BATCH];
-    for (uint32_t i = 0; i < BATCH; i++) {
-        each[i] = open_at(tiny, i == 2 ? NULL : &fake, 100 * i);
-    }
-    for (uint32_t i = 0; i < 2 * STEPS; i++, logits += VOCAB) {
-        step(tiny, each[i % 3], i, logits);
-    }
-    gw_sequence_close(each[0]);
-    each[0] = open_at(tiny, &fake, 400);
-    for (uint32_t i = 0; i < 2 * STEPS; i++, logits += VOCAB) {
-        step(tiny, each[i % 2], i, logits);
-    }
-    for (uint32_t i = 0; i < STEPS; i++, logits += (uint64_t)BATCH * VOCAB) {
-        struct gw_step steps[BATCH];
-        for (uint32_t j = 0; j < BATCH; j++) {
-            steps[j] = (struct gw_step){.sequence = each[j],
-                                        .id = tiny->ids[700 + i + j],
-                                        .logits_out = logits + (uint64_t)j * VOCAB};
-        }
-        assert_int_equal(gw_engine_step(tiny->engine, steps, i < STEPS / 2 ? BATCH : BATCH - 1),
-                         PP_OK);
-        for (uint32_t j = 0; j < (i < STEPS / 2 ? BATCH : BATCH - 1); j++) {
-            assert_int_equal(steps[j].status, PP_OK);
-        }
-    }
-    for (uint32_t i = 0; i < BATCH; i++) {
-        gw_sequence_close(each[i]);
-    }
-}
-
-static void steps_with_graphs_give_the_bits_of_steps_without(void **state)
-{
-    (void)state;
-    float *logits[2];
-    for (uint32_t graphs = 0; graphs < 2; graphs++) {
-        struct tiny tiny = tiny_begin(graphs == 1);
-        const struct gw_cuda_graph_counts *counts = &gw_cuda_device(tiny.device)->graph_counts;
-        logits[graphs] = calloc((uint64_t)RUN_ROWS * VOCAB, sizeof(float));
-        assert_non_null(logits[graphs]);
-        run_everything(&tiny, logits[graphs]);
-        assert_int_equal(counts->launched > 100, graphs);
-        assert_int_equal(counts->updated > counts->launched, graphs);
-        tiny_end(&tiny);
-    }
-    assert_memory_equal(logits[0], logits[1], (uint64_t)RUN_ROWS * VOCAB * sizeof(float));
-    free(logits[0]);
-    free(logits[1]);
 }
 
 /* The logits of some steps of one sequence over nodes; graphs are captured in the first two. */
@@ -242,7 +185,6 @@ int main(void)
 {
     both_begin();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(steps_with_graphs_give_the_bits_of_steps_without, both_setup),
         cmocka_unit_test_setup(waits_and_nodes_that_are_left_out_show, both_setup),
         cmocka_unit_test_setup(a_graph_that_cannot_be_made_ends_the_step_with_an_error, both_setup),
         cmocka_unit_test_setup(nodes_are_asked_before_what_is_attended_here_has_run, both_setup),
