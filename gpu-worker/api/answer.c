@@ -287,6 +287,7 @@ static json_t *report(const struct gw_answer *answer)
                         json_real((double)answer->id_count / prefill_s));
     json_object_set_new(object, "loaded_tokens", json_integer((json_int_t)answer->shared));
     json_object_set_new(object, "save_s", json_real((double)answer->save_us * 1e-6));
+    gw_statistics_overlap(object, answer->worker->engine);
     gw_statistics_steps(object, &answer->steps);
     gw_statistics_errors(object, gw_sequence_errors(answer->sequence), &answer->steps);
     gw_tuning_json(object, answer->sequence, answer->options->tune_error, answer->tune_us);

@@ -45,6 +45,15 @@ void gw_statistics_steps(json_t *object, const struct gw_step_stats *steps)
     (void)json_object_set_new(object, "estimator_used", json_boolean(steps->attends_estimated > 0));
 }
 
+void gw_statistics_overlap(json_t *object, const struct gw_engine *engine)
+{
+    struct gw_overlap overlap;
+    gw_engine_overlap(engine, &overlap);
+    statistics_integer(object, "prefill_pieces", overlap.pieces);
+    statistics_integer(object, "prefill_pieces_beside", overlap.pieces_beside);
+    statistics_real(object, "prefill_copy_wait_ms", (double)overlap.copy_wait_us * 1e-3);
+}
+
 /* The mean, p95 and worst layer and head of errors; false when there are none but zeros. */
 static bool statistics_summary(const struct gw_errors *errors, struct gw_error_summary *all,
                                struct gw_error_summary *worst, uint32_t *layer, uint32_t *head)

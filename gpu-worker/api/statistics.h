@@ -12,9 +12,12 @@
 
 /* read / held, 0 where nothing is held. */
 double gw_statistics_share(uint64_t read, uint64_t held);
-/* ms_per_token, device_ms, node_ms, network_ms, wait_ms, rows_share (distinct, a kv head),
- * rows_share_q_head, keys_*, estimator_used. */
+/* ms_per_token, device_ms, of that device_wait_ms (for a GPU's queries and partials), node_ms,
+ * network_ms, wait_ms, rows_share (distinct, a kv head), rows_share_q_head, keys_*,
+ * estimator_used. */
 void gw_statistics_steps(json_t *object, const struct gw_step_stats *steps);
+/* prefill_pieces, prefill_pieces_beside, prefill_copy_wait_ms of the engine so far. */
+void gw_statistics_overlap(json_t *object, const struct gw_engine *engine);
 /* "errors": {mean, p95, layer_mean: [], layer_p95: [], worst_layer, worst_head, worst_mean,
  * empty_samples, uniform_samples, target_missed} of what nodes estimate of their merged answers;
  * and what a comparison with exact answers gave: error_mean (merged),

@@ -183,6 +183,11 @@ void gw_engine_micro_batches(struct gw_engine *engine, uint32_t micro_batches)
     engine->micro_batches = micro_batches == 1 ? 1 : 2;
 }
 
+void gw_engine_overlap(const struct gw_engine *engine, struct gw_overlap *out)
+{
+    *out = engine->overlap;
+}
+
 const struct gw_engine_info *gw_engine_info(const struct gw_engine *engine)
 {
     return &engine->info;

@@ -88,6 +88,15 @@ void gw_engine_micro_batches(struct gw_engine *engine, uint32_t micro_batches);
  * first sequence. PP_MEMORY. */
 PP_MUST_USE enum pp_status gw_engine_keep_balances(struct gw_engine *engine, const char *folder);
 
+/* What of prefilled layers left beside the computing of others, since the engine is there. On a
+ * device whose operations run behind their calls it is all but the last layer's. */
+struct gw_overlap {
+    uint64_t pieces;        /* that left: GW_BULK_TOKENS of a layer, or what is left of it */
+    uint64_t pieces_beside; /* those that were asked for when the device had a later layer's work */
+    uint64_t copy_wait_us;  /* waiting until a piece was copied */
+};
+void gw_engine_overlap(const struct gw_engine *engine, struct gw_overlap *out);
+
 struct gw_sequence_options {
     struct gw_remote *remote; /* NULL: everything stays on the worker */
     struct pp_estimator estimator;

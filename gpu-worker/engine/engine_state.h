@@ -17,12 +17,6 @@ struct gw_layer {
     struct gw_matrix q, k, v, o, gate, up, down;
 };
 
-/* What ran beside something else, counted since the engine is there. */
-struct gw_overlap {
-    uint64_t pieces;        /* of prefilled layers that left */
-    uint64_t pieces_beside; /* those that were asked for when the device had a later layer's work */
-};
-
 /* NULL members without a registry. */
 struct gw_engine_stats {
     struct pp_stat *rel_err;                  /* of merged answers, each head's */

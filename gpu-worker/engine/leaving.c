@@ -139,9 +139,12 @@ static enum pp_status piece_send(struct gw_leaving *leaving)
 /* The oldest piece on its way goes to the remote. */
 static enum pp_status piece_take(struct gw_leaving *leaving)
 {
+    struct gw_engine *engine = leaving->sequence->engine;
     struct gw_remote_sequence *remote = leaving->sequence->remote;
     const struct gw_leaving_piece *piece = &leaving->pieces[leaving->first];
+    uint64_t begin_us = pp_clock_now_us(&engine->clock);
     PP_TRY(ops_of(leaving)->event_synchronize(device_of(leaving), piece->done));
+    engine->overlap.copy_wait_us += pp_clock_now_us(&engine->clock) - begin_us;
     leaving->first = (leaving->first + 1) % leaving->slots;
     leaving->used -= 1;
     return piece->is_signed
