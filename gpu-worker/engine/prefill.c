@@ -249,10 +249,12 @@ static enum pp_status prefill_take(struct prefill *prefill)
                : PP_OK;
 }
 
+/* A prefill that ends early has work queued on what is freed: its next owner may use any stream. */
 static void prefill_give_back(struct prefill *prefill)
 {
     struct gw_device *device = prefill->sequence->engine->device;
     gw_leaving_deinit(&prefill->leaving);
+    (void)device->ops->synchronize(device, prefill->sequence->engine->stream);
     gw_balance_deinit(&prefill->balance);
     for (uint32_t i = 0; i < 2; i++) {
         device->ops->free(device, prefill->v[i]);

@@ -11,6 +11,8 @@
 static void sequence_free_layers(struct gw_sequence *sequence)
 {
     struct gw_device *device = sequence->engine->device;
+    /* A step without logits may be under way, and whoever has the memory next use any stream. */
+    (void)device->ops->synchronize(device, sequence->engine->stream);
     for (uint32_t i = 0; sequence->layers != NULL && i < sequence->engine->info.shape.layers; i++) {
         device->ops->free(device, sequence->layers[i].v);
         device->ops->free(device, sequence->layers[i].k);

@@ -193,8 +193,8 @@ static void more_rows_of_operations_than_a_graph_keeps_are_met_again(void **stat
     float sum = 0.0f, expected = 0.0f, one = 1.0f;
     float *x = both_put(device, &sum, sizeof(sum)), *added = both_put(device, &one, sizeof(one));
     assert_int_equal(ops->graph_new(device, &graph), PP_OK);
-    for (uint32_t i = 0; i < 40; i++) {
-        uint32_t count = i % 6 + 1;
+    for (uint32_t i = 0; i < 80; i++) {
+        uint32_t count = i % 11 + 1;
         assert_int_equal(ops->graph_begin(device, graph, piece.stream), PP_OK);
         enum pp_status status = PP_OK;
         for (uint32_t j = 0; j < count && status == PP_OK; j++) {

@@ -181,6 +181,36 @@ static void tokens_that_leave_stop_nothing_but_the_steps_stream(void **state)
     tiny_end(&tiny);
 }
 
+/* Steps whose logits nobody wants are not waited for; a sequence that is closed then is. */
+static void memory_of_a_closed_sequence_is_written_by_nobody(void **state)
+{
+    (void)state;
+    struct tiny tiny = tiny_begin(true);
+    const struct gw_device_ops *ops = tiny.device->ops;
+    for (uint64_t seed = 0; seed < 10; seed++) {
+        struct gw_sequence *sequence = open_at(&tiny, NULL, 0);
+        uint64_t bytes = sequence->row_capacity * sequence->row_bytes;
+        uint8_t *pattern = malloc(bytes);
+        void *blocks[2 * LAYERS];
+        assert_non_null(pattern);
+        memset(pattern, 0x5a, bytes);
+        cuda_test_seed(seed);
+        step(&tiny, sequence, 0, NULL);
+        gw_sequence_close(sequence);
+        for (uint32_t i = 0; i < 2 * LAYERS; i++) {
+            blocks[i] = both_put(tiny.device, pattern, bytes);
+        }
+        assert_int_equal(ops->synchronize(tiny.device, tiny.engine->stream), PP_OK);
+        for (uint32_t i = 0; i < 2 * LAYERS; i++) {
+            uint8_t *found = both_get(tiny.device, blocks[i], bytes);
+            assert_memory_equal(found, pattern, bytes);
+            free(found);
+        }
+        free(pattern);
+    }
+    tiny_end(&tiny);
+}
+
 int main(void)
 {
     both_begin();
@@ -190,6 +220,7 @@ int main(void)
         cmocka_unit_test_setup(nodes_are_asked_before_what_is_attended_here_has_run, both_setup),
         cmocka_unit_test_setup(a_step_waits_for_events_and_its_own_stream_only, both_setup),
         cmocka_unit_test_setup(tokens_that_leave_stop_nothing_but_the_steps_stream, both_setup),
+        cmocka_unit_test_setup(memory_of_a_closed_sequence_is_written_by_nobody, both_setup),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

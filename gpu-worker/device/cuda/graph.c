@@ -16,8 +16,9 @@
 #include "common/base/log.h"
 #include "gpu-worker/device/cuda/internal.h"
 
-/* Rows of operations that a graph keeps, such as before and behind the first answer of nodes. */
-#define VARIANTS_MAX 4u
+/* Rows of operations that a graph keeps: of several sizes of a batch, before and behind the first
+ * answer of nodes. */
+#define VARIANTS_MAX 8u
 
 struct variant {
     struct gw_cuda_notes notes; /* what its nodes have; count 0: a free one */
