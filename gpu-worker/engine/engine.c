@@ -164,13 +164,11 @@ void gw_engine_destroy(struct gw_engine *engine)
     if (engine == NULL) {
         return;
     }
+    engine->device->ops->stream_destroy(engine->device, engine->copy_stream);
+    engine->device->ops->stream_destroy(engine->device, engine->stream); /* nothing is under way */
+    engine->device->ops->event_destroy(engine->device, engine->reached);
     gw_engine_graphs_destroy(engine);
     engine_free_buffers(engine);
-    engine->device->ops->event_destroy(engine->device, engine->reached);
-    if (engine->stream != NULL) {
-        engine->device->ops->stream_destroy(engine->device, engine->copy_stream);
-        engine->device->ops->stream_destroy(engine->device, engine->stream);
-    }
     gw_rope_deinit(&engine->rope, engine->device);
     free(engine->balances_folder);
     free(engine->balances);
