@@ -238,10 +238,23 @@ static void check_launch(const struct emu_launch *launch)
     }
 }
 
+/* For bench/cuda_resources.py: kernels and their shared bytes, into a file that the environment
+ * names. */
+static void note_shared(const struct emu_launch *launch)
+{
+    const char *path = getenv("PIGPEN_EMU_SHARED");
+    FILE *file = path == NULL ? NULL : fopen(path, "a");
+    if (file != NULL) {
+        fprintf(file, "%s %u\n", launch->kernel->name, launch->shared_bytes);
+        fclose(file);
+    }
+}
+
 void emu_run(const struct emu_launch *launch)
 {
     emu.launch = launch;
     check_launch(launch);
+    note_shared(launch);
     if (emu.fibers[0].stack == NULL) {
         prepare();
     }

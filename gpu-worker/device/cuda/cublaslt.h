@@ -9,7 +9,6 @@
 #include <stdint.h>
 
 struct CUstream_st;
-struct cublasLtContext;
 
 struct gw_cublaslt_algorithm {
     uint64_t data[8];
@@ -34,31 +33,44 @@ struct gw_cublaslt_choice {
 #define GW_CUBLASLT_WORKSPACE_BYTES   1u /* attribute of a preference: uint64 */
 #define GW_CUBLASLT_ALIGNMENT_A_BYTES 5u /* uint32; B, C and D follow */
 
-/* X(member, symbol of the library, types of its arguments); each returns a cublasStatus_t.
- * Descriptors are opaque. */
+/* Descriptors are opaque; whoever compares has named the library's types instead. */
+#ifndef GW_CUBLASLT_TYPES
+typedef void *gw_cublaslt_handle;
+typedef void *gw_cublaslt_product;
+typedef void *gw_cublaslt_layout;
+typedef void *gw_cublaslt_preference;
+#define GW_CUBLASLT_ALGORITHM struct gw_cublaslt_algorithm
+#define GW_CUBLASLT_CHOICE    struct gw_cublaslt_choice
+#endif
+
+/* X(member, symbol of the library, types of its arguments); each returns a cublasStatus_t. */
 #define GW_CUBLASLT_FUNCTIONS(X)                                                                   \
-    X(create, cublasLtCreate, (void **handle_out))                                                 \
-    X(destroy, cublasLtDestroy, (void *handle))                                                    \
+    X(create, cublasLtCreate, (gw_cublaslt_handle * handle_out))                                   \
+    X(destroy, cublasLtDestroy, (gw_cublaslt_handle handle))                                       \
     X(product_new, cublasLtMatmulDescCreate,                                                       \
-      (void **product_out, unsigned compute, unsigned scale_type))                                 \
+      (gw_cublaslt_product * product_out, unsigned compute, unsigned scale_type))                  \
     X(product_set, cublasLtMatmulDescSetAttribute,                                                 \
-      (void *product, unsigned attribute, const void *value, size_t bytes))                        \
-    X(product_destroy, cublasLtMatmulDescDestroy, (void *product))                                 \
+      (gw_cublaslt_product product, unsigned attribute, const void *value, size_t bytes))          \
+    X(product_destroy, cublasLtMatmulDescDestroy, (gw_cublaslt_product product))                   \
     X(layout_new, cublasLtMatrixLayoutCreate,                                                      \
-      (void **layout_out, unsigned type, uint64_t rows, uint64_t columns, int64_t stride))         \
-    X(layout_destroy, cublasLtMatrixLayoutDestroy, (void *layout))                                 \
-    X(preference_new, cublasLtMatmulPreferenceCreate, (void **preference_out))                     \
+      (gw_cublaslt_layout * layout_out, unsigned type, uint64_t rows, uint64_t columns,            \
+       int64_t stride))                                                                            \
+    X(layout_destroy, cublasLtMatrixLayoutDestroy, (gw_cublaslt_layout layout))                    \
+    X(preference_new, cublasLtMatmulPreferenceCreate, (gw_cublaslt_preference * preference_out))   \
     X(preference_set, cublasLtMatmulPreferenceSetAttribute,                                        \
-      (void *preference, unsigned attribute, const void *value, size_t bytes))                     \
-    X(preference_destroy, cublasLtMatmulPreferenceDestroy, (void *preference))                     \
+      (gw_cublaslt_preference preference, unsigned attribute, const void *value, size_t bytes))    \
+    X(preference_destroy, cublasLtMatmulPreferenceDestroy, (gw_cublaslt_preference preference))    \
     X(choose, cublasLtMatmulAlgoGetHeuristic,                                                      \
-      (void *handle, void *product, void *a, void *b, void *c, void *d, void *preference,          \
-       int wanted, struct gw_cublaslt_choice *choices_out, int *count_out))                        \
+      (gw_cublaslt_handle handle, gw_cublaslt_product product, gw_cublaslt_layout a,               \
+       gw_cublaslt_layout b, gw_cublaslt_layout c, gw_cublaslt_layout d,                           \
+       gw_cublaslt_preference preference, int wanted, GW_CUBLASLT_CHOICE *choices_out,             \
+       int *count_out))                                                                            \
     X(multiply, cublasLtMatmul,                                                                    \
-      (void *handle, void *product, const void *alpha, const void *a, void *a_layout,              \
-       const void *b, void *b_layout, const void *beta, const void *c, void *c_layout, void *d,    \
-       void *d_layout, const struct gw_cublaslt_algorithm *algorithm, void *workspace,             \
-       size_t workspace_bytes, struct CUstream_st *stream))
+      (gw_cublaslt_handle handle, gw_cublaslt_product product, const void *alpha, const void *a,   \
+       gw_cublaslt_layout a_layout, const void *b, gw_cublaslt_layout b_layout, const void *beta,  \
+       const void *c, gw_cublaslt_layout c_layout, void *d, gw_cublaslt_layout d_layout,           \
+       const GW_CUBLASLT_ALGORITHM *algorithm, void *workspace, size_t workspace_bytes,            \
+       struct CUstream_st *stream))
 
 struct gw_cublaslt {
 #define GW_CUBLASLT_MEMBER(member, symbol, arguments) unsigned(*member) arguments;

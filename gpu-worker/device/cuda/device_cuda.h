@@ -1,9 +1,9 @@
 /*
  * A CUDA device behind the table of gpu-worker/device/device.h: one GPU from compute capability
- * 8.0 on. Products of matrices with more than 4 rows of activations run in 16-bit floats with f32
- * sums (f32 weights: f32); all else is f32. Host memory that operations read may be reused when
- * they return; what they write to host memory is there after synchronize, but for the operations
- * that name their output host memory: those wait themselves.
+ * 8.0 on. Products with more than 64 rows of activations round them and the weights to f16, with
+ * f32 sums; all else has the bits of f32 (linear.c). Host memory that operations read may be reused
+ * when they return; what they write to host memory is there after synchronize, but for the
+ * operations that name their output host memory: those wait themselves.
  */
 #ifndef PIGPEN_GPU_WORKER_DEVICE_CUDA_DEVICE_CUDA_H
 #define PIGPEN_GPU_WORKER_DEVICE_CUDA_DEVICE_CUDA_H

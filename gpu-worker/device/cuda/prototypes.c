@@ -1,12 +1,21 @@
 /*
  * Compares the declarations of driver.h and cublaslt.h with the CUDA toolkit's: compiled where that
- * is at hand, as an object that nothing links. A difference does not compile. (What is opaque here
- * is a void pointer; cuBLASLt's descriptors are compared by their number and size.)
+ * is at hand, as an object that nothing links. A difference does not compile: the library's own
+ * functions are assigned to the tables' members, whose opaque types are the library's here.
  */
 #include <cublasLt.h>
 #include <cuda.h>
 
 #include "common/base/assert.h"
+
+#define GW_CUBLASLT_TYPES
+typedef cublasLtHandle_t gw_cublaslt_handle;
+typedef cublasLtMatmulDesc_t gw_cublaslt_product;
+typedef cublasLtMatrixLayout_t gw_cublaslt_layout;
+typedef cublasLtMatmulPreference_t gw_cublaslt_preference;
+#define GW_CUBLASLT_ALGORITHM cublasLtMatmulAlgo_t
+#define GW_CUBLASLT_CHOICE    cublasLtMatmulHeuristicResult_t
+
 #include "gpu-worker/device/cuda/cublaslt.h"
 #include "gpu-worker/device/cuda/driver.h"
 
@@ -14,6 +23,13 @@ extern const struct gw_cuda_driver gw_cuda_driver_compared;
 const struct gw_cuda_driver gw_cuda_driver_compared = {
 #define COMPARED(member, symbol, arguments) .member = symbol,
     GW_CUDA_DRIVER_FUNCTIONS(COMPARED)
+#undef COMPARED
+};
+
+extern const struct gw_cublaslt gw_cublaslt_compared;
+const struct gw_cublaslt gw_cublaslt_compared = {
+#define COMPARED(member, symbol, arguments) .member = symbol,
+    GW_CUBLASLT_FUNCTIONS(COMPARED)
 #undef COMPARED
 };
 
@@ -46,10 +62,6 @@ SAME(sizeof(struct gw_cublaslt_choice), sizeof(cublasLtMatmulHeuristicResult_t))
 SAME(offsetof(struct gw_cublaslt_choice, workspace_bytes),
      offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize));
 SAME(offsetof(struct gw_cublaslt_choice, state), offsetof(cublasLtMatmulHeuristicResult_t, state));
-SAME(sizeof(cublasLtHandle_t), sizeof(void *));
-SAME(sizeof(cublasLtMatmulDesc_t), sizeof(void *));
-SAME(sizeof(cublasLtMatrixLayout_t), sizeof(void *));
-SAME(sizeof(cublasLtMatmulPreference_t), sizeof(void *));
 SAME(GW_CUBLASLT_COMPUTE_F32, CUBLAS_COMPUTE_32F);
 SAME(GW_CUBLASLT_TYPE_F32, CUDA_R_32F);
 SAME(GW_CUBLASLT_TYPE_F16, CUDA_R_16F);
