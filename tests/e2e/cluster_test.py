@@ -30,25 +30,27 @@ class ClusterTest(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.path = pathlib.Path(self.folder.name)
-        self.short = self.path / "short.txt"
+        # Some 650 tokens, and 1,950 where estimators are to be told apart.
+        self.brief, self.short = self.path / "brief.txt", self.path / "short.txt"
+        self.brief.write_text(TEXT.read_text()[:3000])
         self.short.write_text(TEXT.read_text()[:9000])
         self.addCleanup(self.folder.cleanup)
 
-    def generate(self, *arguments):
+    def generate(self, text, *arguments):
         out = self.path / "run.json"
         out.unlink(missing_ok=True)
-        done = worker("generate", "--prompt-file", str(self.short), "--raw", "--max-tokens=64",
+        done = worker("generate", "--prompt-file", str(text), "--raw", "--max-tokens=64",
                       "--quiet", "--json", str(out), *arguments)
         self.assertEqual(done.returncode, 0, done.stderr)
         return json.loads(out.read_text())
 
     def test_exact_over_two_nodes_gives_the_text_of_the_worker_alone(self):
-        alone = self.generate("--kv-dtype=f32")
+        alone = self.generate(self.brief, "--kv-dtype=f32")
         self.assertEqual(alone["generated_tokens"], 64)
         for shard in ("tokens", "kv-heads"):
             with node_process.Node(NODE, *OPTIONS) as one, node_process.Node(NODE, *OPTIONS) as two:
-                spread = self.generate("--kv-dtype=f32", "--estimator=exact", f"--shard={shard}",
-                                       nodes_option((one, two)))
+                spread = self.generate(self.brief, "--kv-dtype=f32", "--estimator=exact",
+                                       f"--shard={shard}", nodes_option((one, two)))
             self.assertEqual(spread["answer"], alone["answer"], shard)
             self.assertEqual(len(spread["tokens_held"]), 2)
             for name, tokens in spread["tokens_held"].items():
@@ -78,7 +80,7 @@ class ClusterTest(unittest.TestCase):
                 options = (*OPTIONS, "--build=sync", "--index-tokens-min=1")
                 with node_process.Node(NODE, *options) as one, \
                         node_process.Node(NODE, *options) as two:
-                    done = worker("eval", "--text", str(self.short), "--tokens=40",
+                    done = worker("eval", "--text", str(self.brief), "--tokens=40",
                                   f"--shard={shard}", "--estimators",
                                   "lsh:k=6,l=40/1-2:exact/5:lsh:k=5,l=50,t=3",
                                   "--dense-layers=0", f"--worker-signatures={made}",
@@ -95,7 +97,7 @@ class ClusterTest(unittest.TestCase):
         # logits differ by more than f32 rounding, the distribution hardly.
         out = self.path / "eval_int8.json"
         with node_process.Node(NODE, *OPTIONS) as one, node_process.Node(NODE, *OPTIONS) as two:
-            done = worker("eval", "--text", str(self.short), "--tokens=64", "--kv-dtype=int8",
+            done = worker("eval", "--text", str(self.brief), "--tokens=64", "--kv-dtype=int8",
                           "--estimators=exact", "--json", str(out), nodes_option((one, two)))
         self.assertEqual(done.returncode, 0, done.stderr)
         entry = json.loads(out.read_text())
@@ -106,7 +108,7 @@ class ClusterTest(unittest.TestCase):
     def test_last_node_killed_ends_the_request_within_two_seconds_and_with_an_error(self):
         with node_process.Node(NODE, *OPTIONS) as one, node_process.Node(NODE, *OPTIONS) as two:
             running = subprocess.Popen(
-                [str(WORKER), "generate", "--model", MODEL, "--prompt-file", str(self.short), "--raw",
+                [str(WORKER), "generate", "--model", MODEL, "--prompt-file", str(self.brief), "--raw",
                  "--max-tokens=2000", "--quiet", nodes_option((one, two))],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
             try:
@@ -126,7 +128,7 @@ class ClusterTest(unittest.TestCase):
         self.assertIn("n0", text, "the error names the node")
         self.assertLess(took, 2.0, text)
         alone = self.path / "alone.json"
-        done = worker("generate", "--prompt-file", str(self.short), "--raw", "--max-tokens=400",
+        done = worker("generate", "--prompt-file", str(self.brief), "--raw", "--max-tokens=400",
                       "--quiet", "--json", str(alone))
         self.assertEqual(done.returncode, 0, done.stderr)
         whole = json.loads(alone.read_text())["answer"]
@@ -138,7 +140,7 @@ class ClusterTest(unittest.TestCase):
         """Runs a long answer, calls end(process) at its first bytes: (exit status, parts held)."""
         with node_process.Node(NODE, *OPTIONS) as node:
             running = subprocess.Popen(
-                [str(WORKER), "generate", "--model", MODEL, "--prompt-file", str(self.short), "--raw",
+                [str(WORKER), "generate", "--model", MODEL, "--prompt-file", str(self.brief), "--raw",
                  "--max-tokens=4000", "--quiet", nodes_option((node,))],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
             try:
@@ -205,7 +207,7 @@ class ClusterTest(unittest.TestCase):
         text = self.path / "answered.txt"
         out = self.path / "eval.json"
         with node_process.Node(NODE, *OPTIONS) as node:
-            fresh = self.generate(f"--estimator={wanted}", nodes_option((node,)))
+            fresh = self.generate(self.short, f"--estimator={wanted}", nodes_option((node,)))
             text.write_text(self.short.read_text() + fresh["answer"])
             # The same steps over the same tokens: behind one prefill that went on to the end of the
             # text, behind another estimator's steps, and on a sequence of another index.
