@@ -177,7 +177,8 @@ PP_MUST_USE enum pp_status gw_sequence_fill(struct gw_sequence *sequence,
                                             const struct gw_fill *from);
 
 /* The rows of tokens [start, start + count) of a layer, count at most GW_BULK_TOKENS, from here and
- * from the nodes, as gw_rows_fn gives them. PP_OUT_OF_RANGE; errors of nodes end the sequence. */
+ * from the nodes, as gw_rows_fn gives them. A node that is lost meanwhile is recovered from.
+ * PP_OUT_OF_RANGE; errors of nodes end the sequence. */
 PP_MUST_USE enum pp_status gw_sequence_read(struct gw_sequence *sequence, uint32_t layer,
                                             uint64_t start, uint32_t count, void *k_out,
                                             void *v_out);

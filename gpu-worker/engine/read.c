@@ -4,6 +4,9 @@
  */
 #include "gpu-worker/engine/engine_state.h"
 
+/* A read that loses a node each time gives up. */
+#define READ_RECOVERIES_MAX 8u
+
 /* Rows that are here; `row` is where they lie. */
 static enum pp_status read_here(struct gw_sequence *sequence, uint32_t layer, uint64_t row,
                                 uint64_t count, uint8_t *k_out, uint8_t *v_out)
@@ -16,6 +19,22 @@ static enum pp_status read_here(struct gw_sequence *sequence, uint32_t layer, ui
         ops->copy_out(engine->device, engine->stream, k_out, (const uint8_t *)kept->k + at, bytes));
     return ops->copy_out(engine->device, engine->stream, v_out, (const uint8_t *)kept->v + at,
                          bytes);
+}
+
+/* Rows that nodes have, counted behind the sink; what is lost with a node meanwhile comes back
+ * first. */
+static enum pp_status read_there(struct gw_sequence *sequence, uint32_t layer, uint64_t start,
+                                 uint32_t count, uint8_t *k_out, uint8_t *v_out)
+{
+    enum pp_status status;
+    uint32_t recoveries = 0;
+    while ((status = gw_remote_read(sequence->remote, layer, start, count, k_out, v_out)) !=
+           PP_OK) {
+        PP_TRY(recoveries++ == READ_RECOVERIES_MAX
+                   ? status
+                   : gw_sequence_recover(sequence, status, UINT64_MAX));
+    }
+    return PP_OK;
 }
 
 enum pp_status gw_sequence_read(struct gw_sequence *sequence, uint32_t layer, uint64_t start,
@@ -38,8 +57,8 @@ enum pp_status gw_sequence_read(struct gw_sequence *sequence, uint32_t layer, ui
         uint64_t at = (count - (end - start)) * sequence->row_bytes;
         uint8_t *k = (uint8_t *)k_out + at, *v = (uint8_t *)v_out + at;
         if (piece == 1) {
-            PP_TRY(gw_remote_read(sequence->remote, layer, start - PP_SINK_TOKENS,
-                                  (uint32_t)(border - start), k, v));
+            PP_TRY(read_there(sequence, layer, start - PP_SINK_TOKENS, (uint32_t)(border - start),
+                              k, v));
         } else {
             uint64_t row = piece == 0 ? start : start - sequence->dropped;
             PP_TRY(read_here(sequence, layer, row, border - start, k, v));

@@ -213,6 +213,9 @@ enum pp_status gw_remote_read(struct gw_remote_sequence *sequence, uint32_t laye
     uint32_t dim = sequence->config.shape.head_dim;
     uint64_t vectors = (uint64_t)count * WIDTH / dim;
     assert_true(start + count <= sequence->given[layer]);
+    if (fake_lost(sequence)) {
+        return PP_UNAVAILABLE;
+    }
     pp_vectors_from_f32(dtype, dim, sequence->k[layer] + start * WIDTH, vectors, k_out);
     pp_vectors_from_f32(dtype, dim, sequence->v[layer] + start * WIDTH, vectors, v_out);
     return fake.answer;

@@ -148,6 +148,39 @@ static void nodes_lost_while_recovering_are_recovered_from_too(void **state)
     tiny_free(&tiny);
 }
 
+static void read_all(struct gw_sequence *sequence, float *k_out, float *v_out)
+{
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        uint64_t at = (uint64_t)layer * PROMPT * WIDTH;
+        assert_int_equal(gw_sequence_read(sequence, layer, 0, PROMPT, k_out + at, v_out + at),
+                         PP_OK);
+    }
+}
+
+static void rows_of_a_node_lost_while_they_are_read_are_read_all_the_same(void **state)
+{
+    (void)state;
+    static float k[2][LAYERS * PROMPT * WIDTH], v[2][LAYERS * PROMPT * WIDTH];
+    struct tiny tiny = tiny_new(64, PP_F32);
+    for (uint64_t at = 1; at <= LAYERS; at++) {
+        fake = (struct gw_remote){.ack_every = 1, .lost_from = 100, .lost_to = 250};
+        struct gw_sequence *sequence = open_kept(&tiny, &fake, 0);
+        assert_int_equal(gw_sequence_prefill(sequence, tiny.ids, PROMPT, 0, NULL, NULL, NULL),
+                         PP_OK);
+        read_all(sequence, k[0], v[0]);
+        fake.lose_at = at;
+        read_all(sequence, k[1], v[1]);
+        assert_int_equal(fake.recoveries, 1);
+        assert_true(largest_difference(k[0], k[1], LAYERS * PROMPT * WIDTH) < 1e-4);
+        assert_true(largest_difference(v[0], v[1], LAYERS * PROMPT * WIDTH) < 1e-4);
+        fake.lose_at = 1; /* and every time after that */
+        fake.lose_again = 100;
+        assert_int_equal(gw_sequence_read(sequence, 0, 0, PROMPT, k[1], v[1]), PP_UNAVAILABLE);
+        gw_sequence_close(sequence);
+    }
+    tiny_free(&tiny);
+}
+
 static void a_failure_that_is_no_lost_node_ends_the_sequence(void **state)
 {
     (void)state;
@@ -170,6 +203,7 @@ int main(void)
         cmocka_unit_test(a_recovery_asks_for_as_many_rows_as_nodes_answer_in_time),
         cmocka_unit_test(a_node_lost_in_prefill_makes_it_start_again),
         cmocka_unit_test(nodes_lost_while_recovering_are_recovered_from_too),
+        cmocka_unit_test(rows_of_a_node_lost_while_they_are_read_are_read_all_the_same),
         cmocka_unit_test(a_failure_that_is_no_lost_node_ends_the_sequence),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
