@@ -16,6 +16,8 @@
 #define GW_HOST_ROW_BLOCK 192u
 /* Columns of padded buffers are multiples of this. */
 #define GW_HOST_LANES 16u
+/* x rows that a row of weights is widened once for. */
+#define GW_HOST_DOTS_MAX 4u
 
 struct gw_host_kernels {
     /* One row of weights to f32: count a multiple of 32 for block types. */
@@ -23,6 +25,11 @@ struct gw_host_kernels {
     /* dot(weights row, x) in f32. sums [count / 32]: the sum of x over each block. */
     float (*dot)(enum gw_weight_type type, const void *row, uint32_t count, const float *x,
                  const float *sums);
+    /* The same of several x rows, strides in floats: bit for bit what dot gives each. NULL: no
+     * faster than that. */
+    void (*dots)(enum gw_weight_type type, const void *row, uint32_t count, const float *x,
+                 uint64_t x_stride, const float *sums, uint64_t sums_stride, uint32_t rows,
+                 float *out);
     /* c [rows][columns] (+)= a [rows][depth] b [depth][columns]; columns a multiple of
      * GW_HOST_LANES; strides in floats. */
     void (*multiply)(uint32_t rows, uint32_t columns, uint32_t depth, const float *a,

@@ -101,48 +101,126 @@ static inline __m512 avx512_block_dot(struct avx512_pair pair, const float *x)
     return _mm512_fmadd_ps(pair.high, _mm512_loadu_ps(x + 16), product);
 }
 
-static float avx512_dot_q4(const uint8_t *row, uint32_t count, const float *x, const float *sums,
-                           bool has_min)
+/* What is to be multiplied with one row of weights: x rows, and their sums over blocks. */
+struct avx512_rows {
+    const float *x, *sums;
+    uint64_t x_stride, sums_stride;
+};
+
+/* Blocks of a row of weights are widened once for all x rows, each of which has sums of its own,
+ * added as if it were alone. */
+PP_INLINE void avx512_dots_blocks(enum gw_weight_type type, uint32_t rows, const uint8_t *row,
+                                  uint32_t count, const struct avx512_rows *of, float *out)
 {
-    uint32_t block_bytes = has_min ? 20 : 18;
+    bool nibbles = type != GW_WEIGHT_Q8_0, has_min = type == GW_WEIGHT_Q4_1;
+    uint32_t block_bytes = !nibbles ? 34 : has_min ? 20 : 18;
     uint32_t offset = has_min ? 4 : 2;
-    __m512 sum = _mm512_setzero_ps();
-    __m128 low = _mm_setzero_ps();
-    for (uint32_t i = 0; i < count; i += 32, row += block_bytes) {
-        __m128 scales = avx512_scales(row);
-        __m512 part = avx512_block_dot(avx512_nibbles(row + offset), x + i);
-        sum = _mm512_fmadd_ps(_mm512_broadcastss_ps(scales), part, sum);
-        __m128 min = has_min ? _mm_movehdup_ps(scales) : scales;
-        low = _mm_fmadd_ss(min, _mm_load_ss(sums + i / 32), low);
+    __m512 sum[GW_HOST_DOTS_MAX];
+    __m128 low[GW_HOST_DOTS_MAX];
+    PP_UNROLL
+    for (uint32_t i = 0; i < rows; i++) {
+        sum[i] = _mm512_setzero_ps();
+        low[i] = _mm_setzero_ps();
     }
-    float total = _mm512_reduce_add_ps(sum);
-    return total + (has_min ? 1.0f : -8.0f) * _mm_cvtss_f32(low);
+    for (uint32_t at = 0; at < count; at += 32, row += block_bytes) {
+        __m128 scales = avx512_scales(row);
+        __m512 d = _mm512_broadcastss_ps(scales);
+        __m128 min = has_min ? _mm_movehdup_ps(scales) : scales;
+        struct avx512_pair pair =
+            nibbles ? avx512_nibbles(row + offset) : avx512_bytes(row + offset);
+        PP_UNROLL
+        for (uint32_t i = 0; i < rows; i++) {
+            __m512 part = avx512_block_dot(pair, of->x + i * of->x_stride + at);
+            sum[i] = _mm512_fmadd_ps(d, part, sum[i]);
+            if (nibbles) {
+                __m128 block = _mm_load_ss(of->sums + i * of->sums_stride + at / 32);
+                low[i] = _mm_fmadd_ss(min, block, low[i]);
+            }
+        }
+    }
+    PP_UNROLL
+    for (uint32_t i = 0; i < rows; i++) {
+        float factor = !nibbles ? 0.0f : has_min ? 1.0f : -8.0f;
+        out[i] = _mm512_reduce_add_ps(sum[i]) + factor * _mm_cvtss_f32(low[i]);
+    }
+}
+
+PP_INLINE void avx512_dots_plain(enum gw_weight_type type, uint32_t rows, const uint8_t *row,
+                                 uint32_t count, const struct avx512_rows *of, float *out)
+{
+    __m512 sum[GW_HOST_DOTS_MAX];
+    PP_UNROLL
+    for (uint32_t i = 0; i < rows; i++) {
+        sum[i] = _mm512_setzero_ps();
+    }
+    for (uint32_t at = 0; at < count; at += 16) {
+        __mmask16 mask = avx512_mask(count - at);
+        __m512 weights = avx512_plain(type, row, at, mask);
+        PP_UNROLL
+        for (uint32_t i = 0; i < rows; i++) {
+            __m512 x = _mm512_maskz_loadu_ps(mask, of->x + i * of->x_stride + at);
+            sum[i] = _mm512_fmadd_ps(weights, x, sum[i]);
+        }
+    }
+    PP_UNROLL
+    for (uint32_t i = 0; i < rows; i++) {
+        out[i] = _mm512_reduce_add_ps(sum[i]);
+    }
+}
+
+PP_INLINE void avx512_dots_rows(enum gw_weight_type type, uint32_t rows, const uint8_t *row,
+                                uint32_t count, const struct avx512_rows *of, float *out)
+{
+    switch (type) {
+    case GW_WEIGHT_Q4_1:
+        avx512_dots_blocks(GW_WEIGHT_Q4_1, rows, row, count, of, out);
+        break;
+    case GW_WEIGHT_Q4_0:
+        avx512_dots_blocks(GW_WEIGHT_Q4_0, rows, row, count, of, out);
+        break;
+    case GW_WEIGHT_Q8_0:
+        avx512_dots_blocks(GW_WEIGHT_Q8_0, rows, row, count, of, out);
+        break;
+    default:
+        avx512_dots_plain(type, rows, row, count, of, out);
+    }
+}
+
+static void avx512_dots(enum gw_weight_type type, const void *row, uint32_t count, const float *x,
+                        uint64_t x_stride, const float *sums, uint64_t sums_stride, uint32_t rows,
+                        float *out)
+{
+    struct avx512_rows of = {x, sums, x_stride, sums_stride};
+    for (; rows > 0;) {
+        uint32_t some = rows < GW_HOST_DOTS_MAX ? rows : GW_HOST_DOTS_MAX;
+        switch (some) {
+        case 1:
+            avx512_dots_rows(type, 1, row, count, &of, out);
+            break;
+        case 2:
+            avx512_dots_rows(type, 2, row, count, &of, out);
+            break;
+        case 3:
+            avx512_dots_rows(type, 3, row, count, &of, out);
+            break;
+        default:
+            some = GW_HOST_DOTS_MAX;
+            avx512_dots_rows(type, GW_HOST_DOTS_MAX, row, count, &of, out);
+        }
+        of.x += some * x_stride;
+        of.sums += some * sums_stride;
+        out += some;
+        rows -= some;
+    }
 }
 
 static float avx512_dot(enum gw_weight_type type, const void *row, uint32_t count, const float *x,
                         const float *sums)
 {
-    const uint8_t *bytes = row;
-    if (type == GW_WEIGHT_Q4_1) {
-        return avx512_dot_q4(bytes, count, x, sums, true);
-    }
-    if (type == GW_WEIGHT_Q4_0) {
-        return avx512_dot_q4(bytes, count, x, sums, false);
-    }
-    __m512 sum = _mm512_setzero_ps();
-    if (type == GW_WEIGHT_Q8_0) {
-        for (uint32_t i = 0; i < count; i += 32, bytes += 34) {
-            __m512 part = avx512_block_dot(avx512_bytes(bytes + 2), x + i);
-            sum = _mm512_fmadd_ps(_mm512_broadcastss_ps(avx512_scales(bytes)), part, sum);
-        }
-        return _mm512_reduce_add_ps(sum);
-    }
-    for (uint32_t i = 0; i < count; i += 16) {
-        __mmask16 mask = avx512_mask(count - i);
-        sum = _mm512_fmadd_ps(avx512_plain(type, bytes, i, mask),
-                              _mm512_maskz_loadu_ps(mask, x + i), sum);
-    }
-    return _mm512_reduce_add_ps(sum);
+    struct avx512_rows of = {x, sums, 0, 0};
+    float out;
+    avx512_dots_rows(type, 1, row, count, &of, &out);
+    return out;
 }
 
 /* 6 rows x 4 vectors of c in registers. */
@@ -346,6 +424,7 @@ static float avx512_square_sum(const float *x, uint32_t count)
 const struct gw_host_kernels gw_host_kernels_avx512 = {
     .dequantize = avx512_dequantize,
     .dot = avx512_dot,
+    .dots = avx512_dots,
     .multiply = avx512_multiply,
     .softmax = avx512_softmax,
     .scale = avx512_scale,

@@ -40,23 +40,37 @@ static uint32_t linear_piece_rows(const struct gw_matrix *matrix, uint64_t index
     return left < piece ? (uint32_t)left : piece;
 }
 
+/* The products of a row of weights with all x rows. */
+static void linear_dots(const struct linear_work *work, const uint8_t *weights, float *values_out)
+{
+    const struct gw_host_device *host = work->host;
+    const struct gw_matrix *matrix = work->matrix;
+    uint64_t stride = host->limits.columns_max / 32;
+    if (host->kernels->dots != NULL) {
+        host->kernels->dots(matrix->type, weights, matrix->columns, work->x, matrix->columns,
+                            host->sums, stride, work->rows, values_out);
+        return;
+    }
+    for (uint32_t row = 0; row < work->rows; row++) {
+        values_out[row] = host->kernels->dot(matrix->type, weights, matrix->columns,
+                                             work->x + (uint64_t)row * matrix->columns,
+                                             host->sums + row * stride);
+    }
+}
+
 static void linear_dot_piece(void *context, uint64_t index, uint32_t thread)
 {
     (void)thread;
     struct linear_work *work = context;
     const struct gw_matrix *matrix = work->matrix;
-    uint32_t columns = matrix->columns;
     uint64_t begin = index * GW_HOST_DOT_ROWS;
     uint32_t count = linear_piece_rows(matrix, index, GW_HOST_DOT_ROWS);
-    uint32_t sums_stride = work->host->limits.columns_max / 32;
     for (uint64_t i = begin; i < begin + count; i++) {
-        const uint8_t *weights = (const uint8_t *)matrix->data + i * work->row_bytes;
+        float values[GW_HOST_DOT_ROWS_MAX];
+        linear_dots(work, (const uint8_t *)matrix->data + i * work->row_bytes, values);
         for (uint32_t row = 0; row < work->rows; row++) {
-            float value = work->host->kernels->dot(matrix->type, weights, columns,
-                                                   work->x + (uint64_t)row * columns,
-                                                   work->host->sums + (uint64_t)row * sums_stride);
             float *out = work->out + (uint64_t)row * matrix->rows + i;
-            *out = work->add ? *out + value : value;
+            *out = work->add ? *out + values[row] : values[row];
         }
     }
 }

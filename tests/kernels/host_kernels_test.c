@@ -132,6 +132,32 @@ static void dot_products_agree_with_the_dequantized_row(void **state)
     }
 }
 
+static void dot_products_of_several_rows_are_those_of_each(void **state)
+{
+    (void)state;
+    enum { ROWS = 7, STRIDE = 1600 };
+    static uint8_t row[4 * 1536];
+    static float x[ROWS * STRIDE], sums[ROWS * 50];
+    struct pp_rng rng = {.seed = SEED + 9};
+    for (uint32_t i = 0; i < TYPE_COUNT && tested->dots != NULL; i++) {
+        uint32_t sizes[8];
+        uint32_t size_count = row_sizes(all_types[i], sizes);
+        for (uint32_t j = 0; j < size_count * ROWS; j++) {
+            uint32_t count = sizes[j / ROWS], rows = 1 + j % ROWS;
+            float found[ROWS];
+            fill_row(&rng, all_types[i], count, row);
+            fill(&rng, x, ROWS * STRIDE);
+            fill(&rng, sums, ROWS * 50);
+            tested->dots(all_types[i], row, count, x, STRIDE, sums, 50, rows, found);
+            for (uint32_t at = 0; at < rows; at++) {
+                float expected = tested->dot(all_types[i], row, count, x + (size_t)at * STRIDE,
+                                             sums + (size_t)at * 50);
+                assert_memory_equal(&expected, &found[at], sizeof(expected));
+            }
+        }
+    }
+}
+
 static void products_of_odd_shapes_agree(void **state)
 {
     (void)state;
@@ -263,6 +289,7 @@ int main(void)
         cmocka_unit_test(the_table_is_the_best_that_the_instruction_set_allows),
         cmocka_unit_test(weights_of_every_type_dequantize_alike),
         cmocka_unit_test(dot_products_agree_with_the_dequantized_row),
+        cmocka_unit_test(dot_products_of_several_rows_are_those_of_each),
         cmocka_unit_test(products_of_odd_shapes_agree),
         cmocka_unit_test(running_softmax_agrees_for_every_number_of_visible_keys),
         cmocka_unit_test(softmax_survives_scores_far_apart),
