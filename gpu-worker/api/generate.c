@@ -57,6 +57,7 @@ static enum pp_status generate_run(void *context)
     PP_TRY(gw_statistics_check("--json", generate->options.json_path, stderr));
     PP_TRY(gw_answers_read(answers, &generate->options));
     PP_TRY(gw_worker_open(&generate->worker, &generate->options.worker, stderr));
+    gw_engine_micro_batches(generate->worker.engine, (uint32_t)generate->options.micro_batches);
     PP_TRY(gw_answers_prepare(answers, &generate->worker));
     gw_progress_init(&answers->progress, stderr, isatty(STDERR_FILENO) == 1,
                      generate->worker.clock);

@@ -46,8 +46,18 @@ static size_t generate_prompt_options(struct gw_generate_options *options,
          .min = 1,
          .max = GW_BATCH_MAX,
          .help = "Of --prompts: how many are answered side by side. They share each reading of the "
-                 "model's weights, and one is computed while others wait for nodes. Each gets the "
-                 "answer that it gets alone."},
+                 "model's weights and each message to a node. Each gets the answer that it gets "
+                 "alone."},
+        {.name = "micro-batches",
+         .kind = PP_OPTION_U64,
+         .target = &options->micro_batches,
+         .group = "Prompt",
+         .default_text = "0",
+         .value_name = "N",
+         .max = 2,
+         .help = "Of --prompts: 2 computes one half of them while the other waits for nodes, which "
+                 "pays where nodes are far; 1 all at once, with half the readings of the weights. "
+                 "0: 2 on a GPU, else 1. The answers are the same."},
         {.name = "system",
          .kind = PP_OPTION_TEXT,
          .target = &options->prompt.system,

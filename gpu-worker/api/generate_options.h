@@ -17,7 +17,7 @@ struct gw_generate_options {
     struct gw_worker_options worker;
     struct gw_prompt_options prompt;
     const char *prompts_path; /* "": one prompt; "-" is stdin */
-    uint64_t parallel;
+    uint64_t parallel, micro_batches;
     uint64_t tokens_max; /* of an answer */
     const char *estimator_text;
     struct gw_sampling_options sampling;

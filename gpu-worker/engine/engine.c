@@ -178,7 +178,8 @@ void gw_engine_destroy(struct gw_engine *engine)
 
 void gw_engine_micro_batches(struct gw_engine *engine, uint32_t micro_batches)
 {
-    engine->micro_batches = micro_batches == 1 ? 1 : 2;
+    uint32_t of_device = engine->device->ops->queues ? 2 : 1;
+    engine->micro_batches = micro_batches == 0 ? of_device : micro_batches;
 }
 
 void gw_engine_overlap(const struct gw_engine *engine, struct gw_overlap *out)

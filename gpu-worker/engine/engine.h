@@ -53,7 +53,7 @@ struct gw_engine_config {
     uint32_t tokens_max;        /* positions a sequence may reach; 0: the model's context */
     uint32_t chunk_tokens;      /* of prefill; 0: 512 */
     bool no_graphs;             /* steps give a device every operation by itself */
-    uint32_t micro_batches;     /* gw_engine_micro_batches; 0: 2 */
+    uint32_t micro_batches;     /* gw_engine_micro_batches */
     struct pp_clock clock;
     struct pp_stats *stats; /* of errors and flags; may be NULL */
 };
@@ -79,7 +79,8 @@ const struct gw_engine_info *gw_engine_info(const struct gw_engine *engine);
 
 /* Into how many micro-batches, 1 or 2, a step of two or more sequences with a remote is cut from
  * now on. Two take turns: while one waits for the nodes the other is computed, for which every
- * matrix is read twice. */
+ * matrix is read twice. 0: two where the device works beside its caller, one on the host, which
+ * shares its cores and memory with what it waits for (bench/RESULTS.md, batch_bench). */
 void gw_engine_micro_batches(struct gw_engine *engine, uint32_t micro_batches);
 
 /* From now on balances that are kept in `folder` for this model go to the nodes when a sequence is

@@ -61,8 +61,10 @@ class SeveralPromptsTest(unittest.TestCase):
 
     def test_prompts_side_by_side_get_the_answers_they_get_alone(self):
         nodes = self.nodes(2)
-        for parallel in (4, 3):  # 3: the last one begins when another has ended
-            with self.several(nodes, "--estimator=exact", f"--parallel={parallel}") as run:
+        # With 3 the last one begins when another has ended.
+        for parallel, micro_batches in ((4, 1), (3, 2)):
+            with self.several(nodes, "--estimator=exact", f"--parallel={parallel}",
+                              f"--micro-batches={micro_batches}") as run:
                 status, _ = run.finish()
             self.assertEqual(status, 0, run.errors())
             for answer in self.assert_alone(run):
@@ -71,7 +73,7 @@ class SeveralPromptsTest(unittest.TestCase):
 
     def test_a_node_killed_meanwhile_costs_no_token_of_any_answer(self):
         nodes = self.nodes(3)
-        with self.several(nodes, "--estimator=exact") as run:
+        with self.several(nodes, "--estimator=exact", "--micro-batches=2") as run:
             run.after(len(f"== 1 of 4: {QUESTIONS[0]}\n") + 5)  # all four are under way
             os.kill(nodes[0].process.pid, signal.SIGKILL)
             status, _ = run.finish()
