@@ -115,7 +115,7 @@ static enum pp_status prefill(uint32_t index)
         .hash_seed = 1,
         .step_seed = 1 + index,
         .tokens_expected = settings.context + WAYS * (settings.steps + WARM_STEPS)};
-    uint64_t from = index * 500u;
+    uint64_t from = index * 400u;
     if (from + settings.context > bench.id_count) {
         fprintf(stderr, "batch_bench: --text has %zu tokens, too few\n", bench.id_count);
         return PP_INVALID_ARGUMENT;
