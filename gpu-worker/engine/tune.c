@@ -53,18 +53,23 @@ enum pp_status gw_late_keep(struct gw_sequence *sequence, uint32_t layer, uint64
 {
     struct gw_engine *engine = sequence->engine;
     const struct gw_device_ops *ops = engine->device->ops;
-    bool any = false;
+    uint32_t width = (uint32_t)row_values(sequence), at[GW_LATE_ROWS], count = 0, first = 0;
     for (uint32_t i = 0; sequence->late.q != NULL && i < GW_LATE_ROWS; i++) {
-        uint64_t at = late_position(sequence, i);
-        if (at < position || at >= position + rows) {
-            continue;
+        uint64_t token = late_position(sequence, i);
+        if (token >= position && token < position + rows) {
+            first = count == 0 ? i : first;
+            at[count++] = (uint32_t)(token - position);
         }
-        PP_TRY(ops->copy_out(engine->device, engine->stream, late_row(sequence, layer, i),
-                             engine->q + (at - position) * row_values(sequence),
-                             row_values(sequence) * sizeof(float)));
-        any = true;
     }
-    return any ? ops->synchronize(engine->device, engine->stream) : PP_OK;
+    if (count == 0) {
+        return PP_OK;
+    }
+    /* engine->o is written by the attention behind this. */
+    PP_TRY(
+        ops->gather_rows(engine->device, engine->stream, engine->q, at, count, width, engine->o));
+    PP_TRY(ops->copy_out(engine->device, engine->stream, late_row(sequence, layer, first),
+                         engine->o, (uint64_t)count * width * sizeof(float)));
+    return ops->synchronize(engine->device, engine->stream);
 }
 
 void gw_late_deinit(struct gw_sequence *sequence)
