@@ -242,6 +242,8 @@ static enum pp_status recompute_take(struct recompute *work)
 static void recompute_deinit(struct recompute *work)
 {
     struct gw_device *device = work->sequence->engine->device;
+    /* Where it ended early, work is queued on what is freed. */
+    (void)device->ops->synchronize(device, work->sequence->engine->stream);
     free(work->o_lse);
     free(work->o);
     free(work->sent_q);

@@ -11,6 +11,7 @@ void gw_mark_deinit(struct gw_sequence *sequence)
 {
     struct gw_device *device = sequence->engine->device;
     struct gw_mark *mark = &sequence->mark;
+    (void)device->ops->synchronize(device, sequence->engine->stream); /* copies may be under way */
     for (uint32_t i = 0; mark->layers != NULL && i < sequence->engine->info.shape.layers; i++) {
         device->ops->free(device, mark->layers[i].v);
         device->ops->free(device, mark->layers[i].k);
