@@ -214,10 +214,10 @@ enum pp_status gw_answer_add(struct gw_answer *answer)
     PP_TRY(gw_detokenizer_add(&answer->detokenizer, answer->next, &text, &bytes));
     PP_TRY(add_text(answer, text, bytes));
     answer->generated++;
-    if (gw_interrupt_signal() != 0) {
-        answer->finish = "interrupted";
-    } else if (answer->generated >= answer->tokens_max) {
+    if (answer->generated >= answer->tokens_max) {
         answer->finish = "length";
+    } else if (gw_interrupt_signal() != 0) {
+        answer->finish = "interrupted";
     }
     return PP_OK;
 }
@@ -310,12 +310,19 @@ static void free_steps(struct gw_answer *answer)
     answer->ids = NULL;
 }
 
+bool gw_answer_whole(const struct gw_answer *answer)
+{
+    return answer->status == PP_OK && strcmp(answer->finish, "interrupted") != 0;
+}
+
 void gw_answer_end(struct gw_answer *answer, enum pp_status status)
 {
     size_t bytes;
     answer->ended = true;
     answer->status = status;
-    answer->finish = status == PP_OK ? answer->finish : "error";
+    if (status != PP_OK) {
+        answer->finish = status == PP_CANCELLED ? "interrupted" : "error";
+    }
     if (status == PP_OK) {
         FILE *out = open_memstream(&answer->figures, &bytes);
         gw_detokenizer_finish(&answer->detokenizer);

@@ -55,9 +55,11 @@ PP_MUST_USE enum pp_status gw_answer_read(struct gw_answer *answer);
 /* Adds the text of `next`. Afterwards `finish` is set, or it wants a step, whose sampler is its own
  * and whose token becomes `next`. */
 PP_MUST_USE enum pp_status gw_answer_add(struct gw_answer *answer);
-/* It is over: `finish` stays, or is "error" where the status is not PP_OK. Its sequence is closed,
- * figures and object are there. */
+/* It is over: `finish` stays where the status is PP_OK, is "interrupted" where that is PP_CANCELLED
+ * and else "error". Its sequence is closed, figures and object are there. */
 void gw_answer_end(struct gw_answer *answer, enum pp_status status);
+/* Whether one that is over came to its end: it has neither failed nor been interrupted. */
+bool gw_answer_whole(const struct gw_answer *answer);
 /* Says on stderr what failed, and of which prompt. */
 void gw_answer_explain(const struct gw_answer *answer, const char *what, enum pp_status status);
 void gw_answer_deinit(struct gw_answer *answer);

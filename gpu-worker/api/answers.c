@@ -41,6 +41,11 @@ static enum pp_status read_list(struct gw_answers *answers, const char *path)
     if (answers->lines == NULL || lines > UINT32_MAX) {
         return PP_MEMORY;
     }
+    if (memchr(answers->list, '\0', bytes) != NULL) { /* what is behind it would not be asked */
+        fprintf(stderr, "--prompts: %s has a NUL byte in it; it takes text\n",
+                standard ? "stdin" : path);
+        return PP_INVALID_ARGUMENT;
+    }
     answers->count = cut_lines(answers->list, bytes, answers->lines);
     if (answers->count == 0) {
         fprintf(stderr, "--prompts: %s has no prompt in it; it takes one a line\n",
@@ -67,21 +72,31 @@ enum pp_status gw_answers_read(struct gw_answers *answers,
     return PP_OK;
 }
 
+static enum pp_status encode(const struct gw_answers *answers, const char *line,
+                             struct gw_answer *answer)
+{
+    char *text;
+    size_t bytes;
+    PP_TRY(gw_prompt_join(answers->text, answers->text_bytes, line, stderr, &text, &bytes));
+    enum pp_status status = gw_prompt_encode(answers->worker, &answers->options->prompt, text,
+                                             bytes, stderr, &answer->ids, &answer->id_count);
+    free(text);
+    return status;
+}
+
 static enum pp_status prepare_one(struct gw_answers *answers, uint32_t index)
 {
     struct gw_answer *answer = &answers->answers[index];
-    char *text;
-    size_t bytes;
     *answer = (struct gw_answer){.options = answers->options,
                                  .worker = answers->worker,
                                  .progress = &answers->progress,
                                  .number = index + 1,
                                  .of = answers->count};
-    PP_TRY(gw_prompt_join(answers->text, answers->text_bytes, answers->lines[index], stderr, &text,
-                          &bytes));
-    enum pp_status status = gw_prompt_encode(answers->worker, &answers->options->prompt, text,
-                                             bytes, stderr, &answer->ids, &answer->id_count);
-    free(text);
+    enum pp_status status = encode(answers, answers->lines[index], answer);
+    if (status != PP_OK && answer->of > 1) {
+        fprintf(stderr, "it is prompt %u of %u: %s\n", answer->number, answer->of,
+                answers->lines[index]);
+    }
     PP_TRY(status);
     return gw_answer_check(answer);
 }
@@ -139,12 +154,13 @@ static enum pp_status print_front(struct gw_answers *answers)
 /* One is over; the last of the running ones takes its place. */
 static void end_one(struct gw_answers *answers, uint32_t at, enum pp_status status)
 {
-    gw_answer_end(answers->active[at], status);
+    struct gw_answer *answer = answers->active[at];
+    gw_answer_end(answer, status);
     answers->active[at] = answers->active[--answers->active_count];
-    if (status != PP_OK) {
-        answers->failed++;
-        answers->status = answers->status == PP_OK ? status : answers->status;
-    }
+    answers->full = false;
+    answers->answered += status == PP_OK ? 1 : 0;
+    answers->whole += gw_answer_whole(answer) ? 1 : 0;
+    answers->status = answers->status == PP_OK ? status : answers->status;
 }
 
 /* The next prompt runs beside the others. PP_MEMORY: not before one of them has ended. */
@@ -164,17 +180,16 @@ static enum pp_status begin_one(struct gw_answers *answers)
     if (status != PP_OK) {
         end_one(answers, answers->active_count - 1, status);
     }
-    return status == PP_CANCELLED ? status : PP_OK;
+    return PP_OK;
 }
 
-static enum pp_status begin_more(struct gw_answers *answers)
+/* Where there was no room for one, nodes are not asked again at every step. */
+static void begin_more(struct gw_answers *answers)
 {
-    enum pp_status status = PP_OK;
-    while (status == PP_OK && answers->begun < answers->count &&
+    while (!answers->full && answers->begun < answers->count &&
            answers->active_count < answers->options->parallel && gw_interrupt_signal() == 0) {
-        status = begin_one(answers);
+        answers->full = begin_one(answers) == PP_MEMORY;
     }
-    return status == PP_MEMORY ? PP_OK : status;
 }
 
 /* The token of each; who has its last one makes room. */
@@ -228,15 +243,15 @@ static void print_all_figures(const struct gw_answers *answers)
     fprintf(stderr,
             "%u answers; %llu steps of %.1f sequences: %.1f tokens/s, %.1f ms of a step's "
             "%.1f waiting for nodes\n",
-            answers->count - answers->failed, (unsigned long long)steps->steps,
-            (double)answers->rows / count, decode_s > 0.0 ? (double)answers->rows / decode_s : 0.0,
+            answers->answered, (unsigned long long)steps->steps, (double)answers->rows / count,
+            decode_s > 0.0 ? (double)answers->rows / decode_s : 0.0,
             (double)steps->wait_us * 1e-3 / count, (double)steps->total_us * 1e-3 / count);
 }
 
 enum pp_status gw_answers_run(struct gw_answers *answers)
 {
     for (;;) {
-        PP_TRY(begin_more(answers));
+        begin_more(answers);
         add_all(answers);
         PP_TRY(print_front(answers));
         if (answers->active_count > 0) {
@@ -249,8 +264,9 @@ enum pp_status gw_answers_run(struct gw_answers *answers)
     if (answers->list != NULL && !answers->options->worker.quiet) {
         print_all_figures(answers);
     }
-    if (answers->failed > 0 && answers->count > 1) {
-        fprintf(stderr, "%u of %u prompts have no whole answer\n", answers->failed, answers->count);
+    if (answers->whole < answers->count && answers->count > 1) {
+        fprintf(stderr, "%u of %u prompts have no whole answer\n", answers->count - answers->whole,
+                answers->count);
     }
     return answers->status;
 }

@@ -23,10 +23,11 @@ struct gw_answers {
     bool headed;           /* it has its heading */
     struct gw_answer *active[GW_BATCH_MAX];
     uint32_t active_count;
+    bool full;                  /* there is no room for another before one of them has ended */
     struct gw_step_stats steps; /* of all together */
     uint64_t rows;              /* that they ran: tokens */
-    uint32_t failed;
-    enum pp_status status; /* why the first that failed did */
+    uint32_t answered, whole;   /* those that did not fail; of these, the ones not interrupted */
+    enum pp_status status;      /* why the first that failed did */
 };
 
 /* Reads the prompts. Before the worker is open: a missing file is told at once. */
@@ -35,8 +36,8 @@ PP_MUST_USE enum pp_status gw_answers_read(struct gw_answers *answers,
 /* Encodes all of them and looks at what can be wrong, before anything is computed. */
 PP_MUST_USE enum pp_status gw_answers_prepare(struct gw_answers *answers, struct gw_worker *worker);
 /* Answers them. A prompt that fails is told on stderr and the others go on; then the status is of
- * the first that did. PP_CANCELLED: interrupted before the first step. PP_IO: nobody reads stdout.
- */
+ * the first that did. Interrupted: the running ones end with what they have, no other begins, and
+ * one whose prompt was being read is PP_CANCELLED. PP_IO: nobody reads stdout. */
 PP_MUST_USE enum pp_status gw_answers_run(struct gw_answers *answers);
 void gw_answers_deinit(struct gw_answers *answers);
 

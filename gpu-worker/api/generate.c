@@ -62,7 +62,7 @@ static enum pp_status generate_run(void *context)
     gw_progress_init(&answers->progress, stderr, isatty(STDERR_FILENO) == 1,
                      generate->worker.clock);
     enum pp_status status = gw_answers_run(answers);
-    enum pp_status wrote = status == PP_CANCELLED ? PP_OK : generate_report(generate);
+    enum pp_status wrote = generate_report(generate);
     return status != PP_OK ? status : wrote;
 }
 

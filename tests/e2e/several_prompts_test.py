@@ -94,11 +94,39 @@ class SeveralPromptsTest(unittest.TestCase):
         self.assertEqual(status, 0, run.errors())
         self.assertEqual([each["finish_reason"] for each in self.answers(run)], ["stop", "stop"])
         self.assertIn(" steps of 1.0 sequences", run.errors())
+        # One opening, that tries two ways; not one a step.
+        self.assertLessEqual(run.errors().count("part not opened"), 2, run.errors())
+
+    def test_an_interruption_ends_what_runs_and_keeps_what_was_answered(self):
+        listed = self.path / "interrupted.txt"
+        long = TEXT.read_text()[:20000].replace("\n", " ")
+        listed.write_text("\n".join((*QUESTIONS[:3], long)))
+        # The first two end with their first token; the third waits while the fourth is read.
+        with Answer(self.path, (), f"--prompts={listed}", "--parallel=2", tokens=1,
+                    prompt_bytes=0) as run:
+            read = 0
+            for _ in range(3):
+                read = run.wait_for("prefill 100%", read)
+            run.wait_for("prefill ", read)
+            run.process.send_signal(signal.SIGINT)
+            status, _ = run.finish()
+        self.assertEqual(status, 128 + signal.SIGINT, run.errors())
+        self.assertEqual([(each["finish_reason"], each.get("error")) for each in self.answers(run)],
+                         [("length", None)] * 3 + [("interrupted", "CANCELLED")])
+        for number in range(1, 5):
+            self.assertIn(f"== {number} of 4: ", run.text.decode())
+        self.assertIn("\n3 answers; ", run.errors())
+        self.assertIn("\n1 of 4 prompts have no whole answer", run.errors())
 
     def test_a_list_that_cannot_be_answered_is_told_at_once(self):
         empty = self.path / "empty.txt"
         empty.write_text("\n \n\n")
+        cut, bytes_only = self.path / "cut.txt", self.path / "bytes.txt"
+        cut.write_bytes(b"Name a\0 colour\n")
+        bytes_only.write_bytes(b"Name a colour\n\xff\xfe\n")
         cases = ((("--prompts", str(empty)), 1, "has no prompt in it; it takes one a line"),
+                 (("--prompts", str(cut)), 1, "has a NUL byte in it"),
+                 (("--prompts", str(bytes_only)), 1, "it is prompt 2 of 2: "),
                  (("--prompts", "/nothing"), 1, "cannot read /nothing: No such file"),
                  (("--prompts", str(self.list), "--prompt=x"), 2, "write it as a line of its file"),
                  (("--prompts", str(self.list), "--save-kv=x"), 2, "are of one prompt"),
@@ -109,7 +137,7 @@ class SeveralPromptsTest(unittest.TestCase):
         for arguments, code, said in cases:
             done = subprocess.run([str(WORKER), "generate", "--model", MODEL, *arguments],
                                   timeout=120, capture_output=True, text=True,
-                                  stdin=subprocess.DEVNULL, env=ENVIRONMENT)
+                                  errors="replace", stdin=subprocess.DEVNULL, env=ENVIRONMENT)
             self.assertEqual(done.returncode, code, done.stderr)
             self.assertIn(said, done.stderr)
             self.assertEqual(done.stdout, "")
