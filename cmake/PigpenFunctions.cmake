@@ -72,6 +72,47 @@ function(pigpen_script_tests label seconds)
     endforeach()
 endfunction()
 
+# pigpen_cuda_images(SOURCE HEADER GETTER FOLDER [kernel.cu...]): nvcc compiles each .cu file to
+# FOLDER/NAME.fatbin, and ptxas reports to FOLDER/NAME.ptxas. The C file SOURCE, which a target of the
+# same folder takes, has them as bytes of the program; GETTER, which HEADER declares, gives them.
+function(pigpen_cuda_images source header getter folder)
+    set(text "")
+    set(list "")
+    set(files "")
+    set(code "")
+    foreach(arch IN LISTS PIGPEN_CUDA_ARCHITECTURES)
+        list(APPEND code -gencode arch=compute_${arch},code=sm_${arch})
+    endforeach()
+    list(GET PIGPEN_CUDA_ARCHITECTURES -1 newest)
+    list(APPEND code -gencode arch=compute_${newest},code=compute_${newest})
+    file(MAKE_DIRECTORY ${folder})
+    foreach(kernel IN LISTS ARGN)
+        get_filename_component(name ${kernel} NAME_WE)
+        set(image ${folder}/${name}.fatbin)
+        add_custom_command(
+            OUTPUT ${image}
+            COMMAND sh ${PROJECT_SOURCE_DIR}/cmake/nvcc-image ${folder}/${name}
+                ${PIGPEN_NVCC} -std=c++17 -O3 -lineinfo -I${PROJECT_SOURCE_DIR}
+                -Werror all-warnings -Xptxas -v,-warn-spills,-Werror ${code} -fatbin
+                -MD -MF ${image}.d -o ${image} ${kernel}
+            DEPENDS ${kernel} ${PROJECT_SOURCE_DIR}/cmake/nvcc-image
+            DEPFILE ${image}.d
+            COMMENT "Compiling kernels of ${name}.cu" VERBATIM)
+        list(APPEND files ${image})
+        string(APPEND text
+            "__asm__(\".section .rodata\\n.balign 64\\nimage_${name}: .incbin \\\"${image}\\\"\\n"
+            ".balign 4\\n.long 0\\n.previous\\n\");\n"
+            "extern const unsigned char image_${name}[];\n")
+        string(APPEND list "image_${name}, ")
+    endforeach()
+    list(LENGTH files count)
+    if(count EQUAL 0)
+        set(list NULL)
+    endif()
+    configure_file(${PROJECT_SOURCE_DIR}/gpu-worker/device/cuda/images.c.in ${source} @ONLY)
+    set_source_files_properties(${source} PROPERTIES OBJECT_DEPENDS "${files}")
+endfunction()
+
 # pigpen_version(TARGET): PP_VERSION and PP_COMMIT as texts. Without git the commit is "unknown".
 set(pigpen_commit "${PIGPEN_COMMIT}")
 if(NOT pigpen_commit)

@@ -1,25 +1,41 @@
 /*
- * What runs beside what on the CUDA device, in the emulated driver's streams, which run as late and
- * in as odd an order as events allow: layers that leave while the next ones compute are whole; and
- * each of the waits that see to that is missed when the driver leaves it out.
+ * What runs beside what on the CUDA device: layers that leave while the next ones compute are
+ * whole; and each of the waits that see to that is missed when the driver leaves it out. In the
+ * emulated driver's streams, which run as late and in as odd an order as events allow; on a GPU
+ * with a kernel that delays the stream of the computing, that of the copies, or both.
  */
 #define LAYERS 4u
 #include "tests/cuda_emu/both.h"
 
 #include "common/attn/hash.h"
 #include "gpu-worker/engine/engine_state.h"
-#include "tests/cuda_emu/emu_driver.h"
+#include "tests/cuda_emu/late.h"
 #include "tests/unit/engine_fixture.h"
 
 #define PROMPT         110u
 #define CHUNK          40u
-#define SEEDS          6u
+#define ORDERS         6u
 #define SEGMENT_TOKENS 17u
 #define TABLES         5u
 
-/* Streams in the order they are made: the device's own, the engine's two. */
-#define COMPUTING (1u << 1)
-#define COPYING   (1u << 2)
+/* What a program without some of its waits would do. */
+enum fault { NO_FAULT, DEAF_COMPUTING, DEAF_COPYING, HASTY_HOST };
+
+/* Of three orders one after another both streams are slow, and each alone. */
+static void late_begin(const struct tiny *tiny, uint64_t order, enum fault fault)
+{
+    const struct gw_stream *computing = tiny->engine->stream, *copying = tiny->engine->copy_stream;
+    late.slow[0] = order % 3 != 1 ? computing : NULL;
+    late.slow[1] = order % 3 != 2 ? copying : NULL;
+    late.deaf = fault == DEAF_COMPUTING ? computing : fault == DEAF_COPYING ? copying : NULL;
+    late.hasty_host = fault == HASTY_HOST;
+}
+
+static void late_end(void)
+{
+    late.slow[0] = late.slow[1] = late.deaf = NULL;
+    late.hasty_host = false;
+}
 
 static struct gw_sequence *open_over(struct tiny *tiny, struct gw_remote *remote)
 {
@@ -65,10 +81,13 @@ static void rows_free(struct rows *rows)
 }
 
 /* Layers of which something else left than a local sequence has. */
-static uint32_t layers_that_differ(struct tiny *tiny, const struct rows *expected, uint64_t seed)
+static uint32_t layers_that_differ(struct tiny *tiny, const struct rows *expected, uint64_t order,
+                                   enum fault fault)
 {
     uint32_t differ = 0;
-    cuda_test_seed(seed);
+    uint64_t delays = late.delays;
+    cuda_test_seed(order);
+    late_begin(tiny, order, fault);
     struct gw_sequence *over = open_over(tiny, &fake);
     assert_int_equal(gw_sequence_prefill(over, tiny->ids, PROMPT, 0, NULL, NULL, NULL), PP_OK);
     uint64_t bytes = gw_sequence_left(over) * WIDTH * sizeof(float);
@@ -79,29 +98,25 @@ static uint32_t layers_that_differ(struct tiny *tiny, const struct rows *expecte
         differ += same ? 0 : 1;
     }
     gw_sequence_close(over);
+    late_end();
+    assert_true(fault != NO_FAULT || late.delays > delays);
     return differ;
 }
 
-/* Of SEEDS orders those in which some layer is not what it should be. */
-static uint32_t orders_that_differ(void)
+/* Of ORDERS those in which some layer is not what it should be. */
+static uint32_t orders_that_differ(enum fault fault)
 {
     uint32_t differ = 0;
     fake = (struct gw_remote){.ack_every = 1};
-    tiny_device_new = cuda_test_device_new;
-    const struct emu_machine faults = emu_machine;
-    emu_machine.deaf_streams = 0;
-    emu_machine.hasty_host = false;
+    tiny_device_new = late_device_new;
     struct tiny tiny = tiny_new(CHUNK, PP_F32);
     struct rows expected = rows_of_local(&tiny);
-    emu_machine = faults;
-    for (uint64_t seed = 0; seed < SEEDS; seed++) {
-        differ += layers_that_differ(&tiny, &expected, seed) > 0 ? 1 : 0;
+    for (uint64_t order = 0; order < ORDERS; order++) {
+        differ += layers_that_differ(&tiny, &expected, order, fault) > 0 ? 1 : 0;
     }
-    emu_machine.deaf_streams = 0;
-    emu_machine.hasty_host = false;
-    printf("%u of %u orders, %llu of %llu pieces beside\n", differ, SEEDS,
+    printf("%u of %u orders, %llu of %llu pieces beside, %llu delays\n", differ, ORDERS,
            (unsigned long long)tiny.engine->overlap.pieces_beside,
-           (unsigned long long)tiny.engine->overlap.pieces);
+           (unsigned long long)tiny.engine->overlap.pieces, (unsigned long long)late.delays);
     assert_true(tiny.engine->overlap.pieces_beside * 2 > tiny.engine->overlap.pieces);
     rows_free(&expected);
     tiny_free(&tiny);
@@ -113,28 +128,25 @@ static uint32_t orders_that_differ(void)
 static void layers_that_leave_beside_computing_are_whole(void **state)
 {
     (void)state;
-    assert_int_equal(orders_that_differ(), 0);
+    assert_int_equal(orders_that_differ(NO_FAULT), 0);
 }
 
 static void copies_that_do_not_wait_for_computing_show(void **state)
 {
     (void)state;
-    emu_machine.deaf_streams = COPYING;
-    assert_true(orders_that_differ() > 0);
+    assert_true(orders_that_differ(DEAF_COPYING) > 0);
 }
 
 static void computing_that_does_not_wait_for_copies_shows(void **state)
 {
     (void)state;
-    emu_machine.deaf_streams = COMPUTING;
-    assert_true(orders_that_differ() > 0);
+    assert_true(orders_that_differ(DEAF_COMPUTING) > 0);
 }
 
 static void a_host_that_does_not_wait_for_copies_shows(void **state)
 {
     (void)state;
-    emu_machine.hasty_host = true;
-    assert_true(orders_that_differ() > 0);
+    assert_true(orders_that_differ(HASTY_HOST) > 0);
 }
 
 static void check_signatures(const struct tiny *tiny, const struct pp_hash *hash, uint64_t tokens)
@@ -178,11 +190,11 @@ static void layers_that_are_signed_beside_computing_are_whole(void **state)
         fake.centres[layer] = malloc(2 * TOKENS * WIDTH * sizeof(float)); /* and the rows */
         assert_true(fake.codes[layer] != NULL && fake.centres[layer] != NULL);
     }
-    tiny_device_new = cuda_test_device_new;
+    tiny_device_new = late_device_new;
     struct tiny tiny = tiny_new(CHUNK, PP_F32);
     struct rows expected = rows_of_local(&tiny);
-    for (uint64_t seed = 0; seed < 2; seed++) {
-        assert_int_equal(layers_that_differ(&tiny, &expected, seed), 0);
+    for (uint64_t order = 0; order < 2; order++) {
+        assert_int_equal(layers_that_differ(&tiny, &expected, order, NO_FAULT), 0);
         uint64_t tokens = PROMPT - PP_SINK_TOKENS - PP_RECENT_TOKENS;
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
             memcpy(fake.centres[layer] + TOKENS * WIDTH, expected.k[layer],
@@ -213,20 +225,20 @@ static void a_prefill_that_ends_early_leaves_nothing_behind(void **state)
 {
     (void)state;
     fake = (struct gw_remote){.ack_every = 1};
-    tiny_device_new = cuda_test_device_new;
+    tiny_device_new = late_device_new;
     struct tiny tiny = tiny_new(CHUNK, PP_F32);
     struct rows expected = rows_of_local(&tiny);
-    for (uint64_t seed = 0; seed < 3; seed++) {
+    for (uint64_t order = 0; order < 3; order++) {
         struct gw_sequence *over = open_over(&tiny, &fake);
         assert_int_equal(
             gw_sequence_prefill(over, tiny.ids, PROMPT, 0, NULL, stop_at_the_third_layer, NULL),
             PP_CANCELLED);
         gw_sequence_close(over);
-        assert_int_equal(layers_that_differ(&tiny, &expected, seed), 0);
+        assert_int_equal(layers_that_differ(&tiny, &expected, order, NO_FAULT), 0);
     }
     /* A node that is lost half way: everything again, on the others. */
     fake.lose_at = LAYERS;
-    assert_int_equal(layers_that_differ(&tiny, &expected, 3), 0);
+    assert_int_equal(layers_that_differ(&tiny, &expected, 3, NO_FAULT), 0);
     assert_int_equal(fake.reopened, 1);
     rows_free(&expected);
     tiny_free(&tiny);

@@ -20,9 +20,8 @@ struct emu_machine {
     uint64_t memory_bytes; /* of a GPU; more is out of memory */
     const char *lacking;   /* a kernel that no image has; NULL: none */
     /* What a program without some of its waits would do: tests that set one of these see it. */
-    uint32_t deaf_streams; /* bit n: the n-th stream waits for no event */
-    bool hasty_host;       /* every event counts as reached */
-    bool sets_lost;        /* a graph's nodes keep what they were captured with */
+    bool hasty_host; /* every event counts as reached */
+    bool sets_lost;  /* a graph's nodes keep what they were captured with */
     bool capture_refused;
 };
 extern struct emu_machine emu_machine;

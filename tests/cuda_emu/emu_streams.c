@@ -207,7 +207,7 @@ unsigned emu_stream_wait(struct CUstream_st *stream, struct CUevent_st *event, u
     (void)flags;
     unsigned result = emu_not_captured(stream);
     emu_counts.waits++;
-    if (result == GW_CUDA_SUCCESS && (emu_machine.deaf_streams >> stream->number & 1u) == 0) {
+    if (result == GW_CUDA_SUCCESS) {
         struct emu_operation *operation = emu_queue(stream, EMU_WAIT);
         operation->event = event;
         operation->turn = event->recorded;

@@ -1,11 +1,12 @@
 /*
- * The kernels of the CUDA device by name, for the emulator, and the twin of the library's matrix
- * product: a thread an output, for all rows.
+ * The kernels of the CUDA device by name, and those of tests, for the emulator, and the twin of the
+ * library's matrix product: a thread an output, for all rows.
  */
 #include "gpu-worker/device/cuda/kernels.h"
 
 #include "gpu-worker/device/cuda/gemm.h"
 #include "gpu-worker/device/cuda/kernel.cuh"
+#include "tests/cuda_emu/delay.h"
 
 #define CALL(name, kind, threads)                                                                  \
     extern "C" void gw_gpu_##name(const struct gw_cuda_##kind##_args args);                        \
@@ -14,6 +15,7 @@
         gw_gpu_##name(*static_cast<const struct gw_cuda_##kind##_args *>(args));                   \
     }
 GW_CUDA_KERNELS(CALL)
+CALL(delay, delay, DELAY_THREADS)
 #undef CALL
 
 static float number_at(enum gw_cuda_number type, const void *numbers, uint64_t i)
@@ -56,7 +58,7 @@ static void call_multiply(const void *args)
 static const struct emu_kernel all_kernels[] = {
 #define ENTRY(name, kind, threads)                                                                 \
     {"gw_gpu_" #name, call_##name, threads, sizeof(struct gw_cuda_##kind##_args)},
-    GW_CUDA_KERNELS(ENTRY)
+    GW_CUDA_KERNELS(ENTRY) ENTRY(delay, delay, DELAY_THREADS)
 #undef ENTRY
         {"emu_multiply_matrices", call_multiply, 32, sizeof(struct gw_cuda_product)},
 };
