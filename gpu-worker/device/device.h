@@ -170,14 +170,11 @@ struct gw_device_ops {
     enum pp_status (*add_rms_norm)(struct gw_device *device, struct gw_stream *stream,
                                    const float *y, const float *weight, float epsilon,
                                    uint32_t rows, uint32_t width, float *x, float *out);
-    /* Rows of a batch by number, at (host memory) [count]: out row i = x row at[i], and x row at[i]
-     * = from row i, all different there. Rows of width f32; the two do not overlap. */
+    /* Rows of a batch by number, at (host memory) [count]: out row i = x row at[i]. Rows of width
+     * f32; the two do not overlap. */
     enum pp_status (*gather_rows)(struct gw_device *device, struct gw_stream *stream,
                                   const float *x, const uint32_t *at, uint32_t count,
                                   uint32_t width, float *out);
-    enum pp_status (*scatter_rows)(struct gw_device *device, struct gw_stream *stream,
-                                   const float *from, const uint32_t *at, uint32_t count,
-                                   uint32_t width, float *x);
     /* out [rows][matrix rows] = x [rows][columns] W^T, or += when `add`. out is not x. */
     enum pp_status (*linear)(struct gw_device *device, struct gw_stream *stream,
                              const struct gw_matrix *matrix, const float *x, uint32_t rows,
@@ -196,6 +193,11 @@ struct gw_device_ops {
     enum pp_status (*to_dtype)(struct gw_device *device, struct gw_stream *stream,
                                enum pp_dtype dtype, uint32_t dim, const float *values,
                                uint64_t count, void *out);
+    /* The same of rows of a batch, [rows][count][dim], each to a place of its own: outs [rows]
+     * (host memory, of places on the device); NULL: nowhere. */
+    enum pp_status (*scatter_rows)(struct gw_device *device, struct gw_stream *stream,
+                                   enum pp_dtype dtype, uint32_t dim, const float *values,
+                                   uint32_t rows, uint32_t count, void *const *outs);
 
     /* Draws a token of each row: ids_out [rows] in host memory, GW_DRAW_NONE where there is none.
      * The same on every device. */

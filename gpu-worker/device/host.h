@@ -61,8 +61,8 @@ enum pp_status gw_host_gather_rows(struct gw_device *device, struct gw_stream *s
                                    const float *x, const uint32_t *at, uint32_t count,
                                    uint32_t width, float *out);
 enum pp_status gw_host_scatter_rows(struct gw_device *device, struct gw_stream *stream,
-                                    const float *from, const uint32_t *at, uint32_t count,
-                                    uint32_t width, float *x);
+                                    enum pp_dtype dtype, uint32_t dim, const float *values,
+                                    uint32_t rows, uint32_t count, void *const *outs);
 enum pp_status gw_host_add_bias(struct gw_device *device, struct gw_stream *stream,
                                 const float *bias, uint32_t rows, uint32_t width, float *x);
 enum pp_status gw_host_rope(struct gw_device *device, struct gw_stream *stream,

@@ -94,18 +94,6 @@ enum pp_status gw_host_gather_rows(struct gw_device *device, struct gw_stream *s
     return PP_OK;
 }
 
-enum pp_status gw_host_scatter_rows(struct gw_device *device, struct gw_stream *stream,
-                                    const float *from, const uint32_t *at, uint32_t count,
-                                    uint32_t width, float *x)
-{
-    (void)device;
-    (void)stream;
-    for (uint32_t i = 0; i < count; i++) {
-        memcpy(x + (uint64_t)at[i] * width, from + (uint64_t)i * width, width * sizeof(float));
-    }
-    return PP_OK;
-}
-
 enum pp_status gw_host_add_bias(struct gw_device *device, struct gw_stream *stream,
                                 const float *bias, uint32_t rows, uint32_t width, float *x)
 {
@@ -194,5 +182,19 @@ enum pp_status gw_host_to_dtype(struct gw_device *device, struct gw_stream *stre
     (void)device;
     (void)stream;
     pp_vectors_from_f32(dtype, dim, values, count, out);
+    return PP_OK;
+}
+
+enum pp_status gw_host_scatter_rows(struct gw_device *device, struct gw_stream *stream,
+                                    enum pp_dtype dtype, uint32_t dim, const float *values,
+                                    uint32_t rows, uint32_t count, void *const *outs)
+{
+    (void)device;
+    (void)stream;
+    for (uint32_t row = 0; row < rows; row++) {
+        if (outs[row] != NULL) {
+            pp_vectors_from_f32(dtype, dim, values + (uint64_t)row * count * dim, count, outs[row]);
+        }
+    }
     return PP_OK;
 }

@@ -3,6 +3,7 @@
  * and the feed-forward (Llama block: Touvron et al., arXiv 2302.13971), and the logits. On the
  * walk: engine/step > ops > device. It refuses to know where K/V is kept.
  */
+#include "common/base/assert.h"
 #include "gpu-worker/engine/engine_state.h"
 
 static enum pp_status forward_project(struct gw_engine *engine, const struct gw_matrix *matrix,
@@ -87,33 +88,29 @@ enum pp_status gw_engine_queries_each(struct gw_engine *engine, const struct gw_
     return PP_OK;
 }
 
-/* Rounds a row of k and v, once k is turned to its position, to where they stay. */
-static enum pp_status forward_place(struct gw_engine *engine, const struct gw_place *place,
-                                    uint32_t row)
+enum pp_status gw_engine_keys_values_each(struct gw_engine *engine, const struct gw_layer *layer,
+                                          const struct gw_place *places, uint32_t rows)
 {
     const struct gw_device_ops *ops = engine->device->ops;
     const struct gw_heads *heads = &engine->heads;
     uint32_t dim = heads->head_dim;
-    uint64_t at = (uint64_t)row * heads->kv_heads * dim;
-    PP_TRY(ops->rope(engine->device, engine->stream, &engine->rope, place->position, 1,
-                     heads->kv_heads, dim, engine->k + at));
-    PP_TRY(ops->to_dtype(engine->device, engine->stream, heads->kv_dtype, dim, engine->k + at,
-                         heads->kv_heads, place->k));
-    return ops->to_dtype(engine->device, engine->stream, heads->kv_dtype, dim, engine->v + at,
-                         heads->kv_heads, place->v);
-}
-
-enum pp_status gw_engine_keys_values_each(struct gw_engine *engine, const struct gw_layer *layer,
-                                          const struct gw_place *places, uint32_t rows)
-{
+    void *k[GW_BATCH_MAX], *v[GW_BATCH_MAX];
+    PP_ASSERT(rows <= GW_BATCH_MAX);
     PP_TRY(forward_project(engine, &layer->k, layer->k_bias, rows, engine->k));
     PP_TRY(forward_project(engine, &layer->v, layer->v_bias, rows, engine->v));
     for (uint32_t row = 0; row < rows; row++) {
-        if (places[row].k != NULL) {
-            PP_TRY(forward_place(engine, &places[row], row));
+        k[row] = places[row].k;
+        v[row] = places[row].v;
+        if (k[row] != NULL) {
+            PP_TRY(ops->rope(engine->device, engine->stream, &engine->rope, places[row].position, 1,
+                             heads->kv_heads, dim,
+                             engine->k + (uint64_t)row * heads->kv_heads * dim));
         }
     }
-    return PP_OK;
+    PP_TRY(ops->scatter_rows(engine->device, engine->stream, heads->kv_dtype, dim, engine->k, rows,
+                             heads->kv_heads, k));
+    return ops->scatter_rows(engine->device, engine->stream, heads->kv_dtype, dim, engine->v, rows,
+                             heads->kv_heads, v);
 }
 
 enum pp_status gw_engine_logits_here(struct gw_engine *engine, const float *x, uint32_t rows)

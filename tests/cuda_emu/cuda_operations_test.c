@@ -70,8 +70,8 @@ static void a_residual_and_its_norm_are_the_hosts(void **state)
     both_destroy(&both);
 }
 
-/* Every third row out of many, last first, to and fro; more than the limit of a call. */
-static void rows_of_a_batch_are_gathered_and_scattered_back(void **state)
+/* Every third row out of many, last first; more than the limit of a call. */
+static void rows_of_a_batch_are_gathered(void **state)
 {
     (void)state;
     struct both both = both_new(&small_heads);
@@ -87,34 +87,69 @@ static void rows_of_a_batch_are_gathered_and_scattered_back(void **state)
             at[j] = rows - 1 - 3 * j;
         }
         float *x = both_floats((uint64_t)rows * width, 1.0f);
-        float *other = both_floats((uint64_t)rows * width, 1.0f);
         for (uint32_t j = 0; j < 2; j++) {
             struct gw_device *device = both.devices[j];
-            float *there = both_put(device, x, bytes), *to = both_put(device, other, bytes);
+            float *there = both_put(device, x, bytes);
             void *some;
             assert_int_equal(device->ops->alloc(device, moved, &some), PP_OK);
             assert_int_equal(device->ops->gather_rows(device, NULL, there, at, count, width, some),
                              PP_OK);
-            assert_int_equal(device->ops->scatter_rows(device, NULL, some, at, count, width, to),
-                             PP_OK);
-            float *gathered = both_get(device, some, moved),
-                  *scattered = both_get(device, to, bytes);
-            for (uint32_t k = 0; k < rows; k++) {
-                bool chosen = k % 3 == 2;
-                const float *row = (chosen ? x : other) + (uint64_t)k * width;
-                assert_memory_equal(scattered + (uint64_t)k * width, row, width * sizeof(float));
-            }
+            float *gathered = both_get(device, some, moved);
             for (uint32_t k = 0; k < count; k++) {
                 assert_memory_equal(gathered + (uint64_t)k * width, x + (uint64_t)at[k] * width,
                                     width * sizeof(float));
             }
             free(gathered);
-            free(scattered);
             device->ops->free(device, there);
         }
         free(at);
         free(x);
-        free(other);
+    }
+    both_destroy(&both);
+}
+
+#define SCATTERED 35u /* rows: more than two launches take */
+
+/* Each to every other place, last first, but every fourth to none: what lies between stays. */
+static void check_scattered(struct gw_device *device, enum pp_dtype dtype, uint32_t dim,
+                            const float *x, uint32_t rows)
+{
+    enum { COUNT = 3 };
+    uint64_t row_bytes = COUNT * pp_vector_bytes(dim, dtype), bytes = 2 * rows * row_bytes;
+    uint8_t *expected = malloc(bytes);
+    assert_non_null(expected);
+    memset(expected, 0x5a, bytes);
+    uint8_t *area = both_put(device, expected, bytes);
+    float *values = both_put(device, x, (uint64_t)rows * COUNT * dim * sizeof(float));
+    void *outs[SCATTERED];
+    for (uint32_t row = 0; row < rows; row++) {
+        uint64_t at = 2 * (rows - 1 - row) * row_bytes;
+        outs[row] = row % 4 == 3 ? NULL : area + at;
+        if (outs[row] != NULL) {
+            pp_vectors_from_f32(dtype, dim, x + (uint64_t)row * COUNT * dim, COUNT, expected + at);
+        }
+    }
+    assert_int_equal(device->ops->scatter_rows(device, NULL, dtype, dim, values, rows, COUNT, outs),
+                     PP_OK);
+    uint8_t *scattered = both_get(device, area, bytes);
+    assert_memory_equal(scattered, expected, bytes);
+    device->ops->free(device, values);
+    free(scattered);
+    free(expected);
+}
+
+static void rows_of_a_batch_are_scattered_in_every_dtype(void **state)
+{
+    (void)state;
+    struct both both = both_new(&small_heads);
+    static const uint32_t dims[] = {5, 64, 80}, counts[] = {1, 16, SCATTERED};
+    for (uint32_t i = 0; i < 9 * 4; i++) {
+        uint32_t dim = dims[i / 4 % 3], rows = counts[i / 12];
+        float *x = both_floats((uint64_t)rows * 3 * dim, 100.0f);
+        for (uint32_t j = 0; j < 2; j++) {
+            check_scattered(both.devices[j], (enum pp_dtype)(PP_BF16 + i % 4), dim, x, rows);
+        }
+        free(x);
     }
     both_destroy(&both);
 }
@@ -403,7 +438,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(rms_norm_is_the_hosts_in_place_and_apart, both_setup),
         cmocka_unit_test_setup(a_residual_and_its_norm_are_the_hosts, both_setup),
-        cmocka_unit_test_setup(rows_of_a_batch_are_gathered_and_scattered_back, both_setup),
+        cmocka_unit_test_setup(rows_of_a_batch_are_gathered, both_setup),
+        cmocka_unit_test_setup(rows_of_a_batch_are_scattered_in_every_dtype, both_setup),
         cmocka_unit_test_setup(rope_turns_as_on_the_host, both_setup),
         cmocka_unit_test_setup(biases_and_gates_are_the_hosts, both_setup),
         cmocka_unit_test_setup(values_become_the_same_bits_of_every_dtype, both_setup),

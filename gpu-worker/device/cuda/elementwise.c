@@ -1,6 +1,8 @@
 /*
  * Launches of the operations that touch every activation once: rows, heads and values to blocks.
  */
+#include <string.h>
+
 #include "common/base/assert.h"
 #include "gpu-worker/device/cuda/internal.h"
 
@@ -57,40 +59,23 @@ enum pp_status gw_cuda_add_rms_norm(struct gw_device *device, struct gw_stream *
     return GW_CUDA_LAUNCH(cuda, gw_cuda_stream(cuda, stream), GW_CUDA_add_rms_norm, &shape, &args);
 }
 
-/* Rows by number, as many at a time as there is room for their numbers. */
-static enum pp_status move_rows(struct gw_device *device, struct gw_stream *stream,
-                                enum gw_cuda_kernel kernel, const float *from, const uint32_t *at,
-                                uint32_t count, uint32_t width, float *out)
-{
-    struct gw_cuda_device *cuda = gw_cuda_device(device);
-    uint32_t step = cuda->limits.rows_max;
-    bool scatters = kernel == GW_CUDA_scatter_rows;
-    for (uint32_t begin = 0; begin < count; begin += step) {
-        uint32_t rows = count - begin < step ? count - begin : step;
-        uint64_t moved = (uint64_t)begin * width;
-        const struct gw_cuda_move_rows_args args = {.from = from + (scatters ? moved : 0),
-                                                    .at = cuda->ids,
-                                                    .out = out + (scatters ? 0 : moved),
-                                                    .width = width};
-        const struct gw_cuda_shape shape = {rows, 1, 1, HEAD_THREADS, 0};
-        PP_TRY(gw_cuda_copy_in(device, stream, cuda->ids, at + begin, rows * sizeof(*at)));
-        PP_TRY(GW_CUDA_LAUNCH(cuda, gw_cuda_stream(cuda, stream), kernel, &shape, &args));
-    }
-    return PP_OK;
-}
-
+/* As many at a time as there is room for their numbers. */
 enum pp_status gw_cuda_gather_rows(struct gw_device *device, struct gw_stream *stream,
                                    const float *x, const uint32_t *at, uint32_t count,
                                    uint32_t width, float *out)
 {
-    return move_rows(device, stream, GW_CUDA_gather_rows, x, at, count, width, out);
-}
-
-enum pp_status gw_cuda_scatter_rows(struct gw_device *device, struct gw_stream *stream,
-                                    const float *from, const uint32_t *at, uint32_t count,
-                                    uint32_t width, float *x)
-{
-    return move_rows(device, stream, GW_CUDA_scatter_rows, from, at, count, width, x);
+    struct gw_cuda_device *cuda = gw_cuda_device(device);
+    uint32_t step = cuda->limits.rows_max;
+    for (uint32_t begin = 0; begin < count; begin += step) {
+        uint32_t rows = count - begin < step ? count - begin : step;
+        const struct gw_cuda_gather_rows_args args = {
+            .from = x, .at = cuda->ids, .out = out + (uint64_t)begin * width, .width = width};
+        const struct gw_cuda_shape shape = {rows, 1, 1, HEAD_THREADS, 0};
+        PP_TRY(gw_cuda_copy_in(device, stream, cuda->ids, at + begin, rows * sizeof(*at)));
+        PP_TRY(
+            GW_CUDA_LAUNCH(cuda, gw_cuda_stream(cuda, stream), GW_CUDA_gather_rows, &shape, &args));
+    }
+    return PP_OK;
 }
 
 enum pp_status gw_cuda_add_bias(struct gw_device *device, struct gw_stream *stream,
@@ -138,4 +123,23 @@ enum pp_status gw_cuda_to_dtype(struct gw_device *device, struct gw_stream *stre
         .values = values, .out = out, .count = count, .dim = dim, .dtype = (uint32_t)dtype};
     const struct gw_cuda_shape shape = gw_cuda_striding(cuda, count * WARP, ROW_THREADS);
     return GW_CUDA_LAUNCH(cuda, gw_cuda_stream(cuda, stream), GW_CUDA_to_dtype, &shape, &args);
+}
+
+enum pp_status gw_cuda_scatter_rows(struct gw_device *device, struct gw_stream *stream,
+                                    enum pp_dtype dtype, uint32_t dim, const float *values,
+                                    uint32_t rows, uint32_t count, void *const *outs)
+{
+    struct gw_cuda_device *cuda = gw_cuda_device(device);
+    for (uint32_t begin = 0; begin < rows; begin += GW_CUDA_SCATTER_ROWS) {
+        uint32_t some = rows - begin < GW_CUDA_SCATTER_ROWS ? rows - begin : GW_CUDA_SCATTER_ROWS;
+        struct gw_cuda_scatter_rows_args args = {.values = values + (uint64_t)begin * count * dim,
+                                                 .count = count,
+                                                 .dim = dim,
+                                                 .dtype = (uint32_t)dtype};
+        const struct gw_cuda_shape shape = {some, 1, 1, HEAD_THREADS, 0};
+        memcpy(args.outs, outs + begin, some * sizeof(*outs));
+        PP_TRY(GW_CUDA_LAUNCH(cuda, gw_cuda_stream(cuda, stream), GW_CUDA_scatter_rows, &shape,
+                              &args));
+    }
+    return PP_OK;
 }

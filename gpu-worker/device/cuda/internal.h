@@ -238,8 +238,8 @@ enum pp_status gw_cuda_gather_rows(struct gw_device *device, struct gw_stream *s
                                    const float *x, const uint32_t *at, uint32_t count,
                                    uint32_t width, float *out);
 enum pp_status gw_cuda_scatter_rows(struct gw_device *device, struct gw_stream *stream,
-                                    const float *from, const uint32_t *at, uint32_t count,
-                                    uint32_t width, float *x);
+                                    enum pp_dtype dtype, uint32_t dim, const float *values,
+                                    uint32_t rows, uint32_t count, void *const *outs);
 enum pp_status gw_cuda_add_bias(struct gw_device *device, struct gw_stream *stream,
                                 const float *bias, uint32_t rows, uint32_t width, float *x);
 enum pp_status gw_cuda_rope(struct gw_device *device, struct gw_stream *stream,

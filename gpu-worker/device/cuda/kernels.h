@@ -16,8 +16,8 @@
     X(embed, embed, 128)                                                                           \
     X(rms_norm, rms_norm, 256)                                                                     \
     X(add_rms_norm, rms_norm, 256)                                                                 \
-    X(gather_rows, move_rows, 128)                                                                 \
-    X(scatter_rows, move_rows, 128)                                                                \
+    X(gather_rows, gather_rows, 128)                                                               \
+    X(scatter_rows, scatter_rows, 128)                                                             \
     X(add_bias, add_bias, 256)                                                                     \
     X(rope, rope, 128)                                                                             \
     X(swiglu, swiglu, 256)                                                                         \
@@ -57,9 +57,10 @@
     X(gemv_##type##_1x4, gemv, 256)                                                                \
     X(gemv_##type##_4x2, gemv, 256)
 
-#define GW_CUDA_GEMV_ROWS  4u /* activation rows of a call */
-#define GW_CUDA_SPANS_MAX  4u
-#define GW_CUDA_SPLIT_ROWS 8u /* q rows of a block of attend_split */
+#define GW_CUDA_GEMV_ROWS    4u /* activation rows of a call */
+#define GW_CUDA_SPANS_MAX    4u
+#define GW_CUDA_SCATTER_ROWS 16u /* rows of a launch */
+#define GW_CUDA_SPLIT_ROWS   8u  /* q rows of a block of attend_split */
 
 #define GW_CUDA_DRAW_THREADS 512u
 #define GW_CUDA_DRAWS        16u /* rows of a launch */
@@ -93,8 +94,8 @@ struct gw_cuda_rms_norm_args {
     uint32_t width;
 };
 
-/* gather_rows: out row i = from row at[i]; scatter_rows: out row at[i] = from row i; i: grid.x. */
-struct gw_cuda_move_rows_args {
+/* out row i = from row at[i]; i: grid.x. */
+struct gw_cuda_gather_rows_args {
     const float *from;
     const uint32_t *at;
     float *out;
@@ -127,6 +128,13 @@ struct gw_cuda_to_dtype_args {
     void *out;           /* [count] vectors */
     uint64_t count;
     uint32_t dim, dtype;
+};
+
+/* A row a block, to where it goes; NULL: nowhere. */
+struct gw_cuda_scatter_rows_args {
+    const float *values;              /* [grid.x][count][dim] */
+    void *outs[GW_CUDA_SCATTER_ROWS]; /* [grid.x] of [count] vectors */
+    uint32_t count, dim, dtype;
 };
 
 /* (o, lse) becomes its merge with the other, a partial a block. */

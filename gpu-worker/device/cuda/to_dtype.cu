@@ -1,7 +1,8 @@
 /*
  * f32 vectors to a wire dtype, half to even, the same bits as common/attn/shape.c. A vector a warp:
  * int8 needs the largest magnitude of its vector first, and its scale stands behind the vector at
- * any alignment. Reads 4 bytes a value (int8: twice, the second time from the cache).
+ * any alignment. Of one run of memory, or of rows of a batch that go apart. Reads 4 bytes a value
+ * (int8: twice, the second time from the cache).
  */
 #include "gpu-worker/device/cuda/kernel.cuh"
 
@@ -36,22 +37,39 @@ static __device__ __forceinline__ void to_int8(const float *values, uint32_t dim
     }
 }
 
+/* One vector, by a warp. */
+static __device__ __forceinline__ void to_vector(const float *values, uint32_t dim, uint32_t dtype,
+                                                 uint8_t *out)
+{
+    if (dtype == PP_I8) {
+        to_int8(values, dim, out);
+    } else if (dtype == PP_F32) {
+        for (uint32_t d = threadIdx.x % GW_WARP; d < dim; d += GW_WARP) {
+            reinterpret_cast<float *>(out)[d] = values[d];
+        }
+    } else {
+        to_halves(values, dim, dtype == PP_BF16, reinterpret_cast<uint16_t *>(out));
+    }
+}
+
 GW_CUDA_KERNEL(to_dtype, to_dtype, 256, 1)
 {
     uint32_t bytes = gw_kv_vector_bytes(args.dim, args.dtype);
     uint64_t warps = static_cast<uint64_t>(gridDim.x) * blockDim.x / GW_WARP;
     uint64_t first = (static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / GW_WARP;
     for (uint64_t i = first; i < args.count; i += warps) {
-        const float *values = args.values + i * args.dim;
-        uint8_t *out = static_cast<uint8_t *>(args.out) + i * bytes;
-        if (args.dtype == PP_I8) {
-            to_int8(values, args.dim, out);
-        } else if (args.dtype == PP_F32) {
-            for (uint32_t d = threadIdx.x % GW_WARP; d < args.dim; d += GW_WARP) {
-                reinterpret_cast<float *>(out)[d] = values[d];
-            }
-        } else {
-            to_halves(values, args.dim, args.dtype == PP_BF16, reinterpret_cast<uint16_t *>(out));
-        }
+        to_vector(args.values + i * args.dim, args.dim, args.dtype,
+                  static_cast<uint8_t *>(args.out) + i * bytes);
+    }
+}
+
+GW_CUDA_KERNEL(scatter_rows, scatter_rows, 128, 1)
+{
+    uint32_t bytes = gw_kv_vector_bytes(args.dim, args.dtype);
+    uint8_t *out = static_cast<uint8_t *>(args.outs[blockIdx.x]);
+    const float *values = args.values + static_cast<uint64_t>(blockIdx.x) * args.count * args.dim;
+    for (uint64_t i = threadIdx.x / GW_WARP; out != NULL && i < args.count;
+         i += blockDim.x / GW_WARP) {
+        to_vector(values + i * args.dim, args.dim, args.dtype, out + i * bytes);
     }
 }
