@@ -118,19 +118,42 @@ static void put_usage(FILE *output, const struct pp_options_spec *spec)
     fputs("\n", output);
 }
 
+static const char *group_of(const struct pp_option *option)
+{
+    return option->group != NULL ? option->group : "Options";
+}
+
+/* Whether an option in front of it has its group. */
+static bool group_known(const struct pp_options_spec *spec, size_t index)
+{
+    bool known = false;
+    for (size_t i = 0; i < index && !known; ++i) {
+        known = strcmp(group_of(&spec->options[i]), group_of(&spec->options[index])) == 0;
+    }
+    return known;
+}
+
+/* Each group once, where its first option stands; tables are made of several. */
+static void put_groups(FILE *output, const struct pp_options_spec *spec)
+{
+    for (size_t first = 0; first < spec->option_count; ++first) {
+        const char *group = group_of(&spec->options[first]);
+        if (group_known(spec, first)) {
+            continue;
+        }
+        fprintf(output, "\n%s:\n", group);
+        for (size_t i = first; i < spec->option_count; ++i) {
+            if (strcmp(group_of(&spec->options[i]), group) == 0) {
+                put_option(output, &spec->options[i]);
+            }
+        }
+    }
+}
+
 void pp_options_print_help(const struct pp_options_spec *spec, FILE *output)
 {
     put_usage(output, spec);
-    const char *group = NULL;
-    for (size_t index = 0; index < spec->option_count; ++index) {
-        const struct pp_option *option = &spec->options[index];
-        const char *own = option->group != NULL ? option->group : "Options";
-        if (group == NULL || strcmp(group, own) != 0) {
-            fprintf(output, "\n%s:\n", own);
-            group = own;
-        }
-        put_option(output, option);
-    }
+    put_groups(output, spec);
     fputs("\nGeneral:\n", output);
     put_entry(output, "      --config FILE", "YAML file with the same options: memory_limit: 64GiB",
               "");

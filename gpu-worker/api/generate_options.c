@@ -47,7 +47,8 @@ static size_t generate_prompt_options(struct gw_generate_options *options,
          .max = GW_BATCH_MAX,
          .help = "Of --prompts: how many are answered side by side. They share each reading of the "
                  "model's weights and each message to a node. Each gets the answer that it gets "
-                 "alone."},
+                 "alone; on the host more than 6 are summed in another order, upon which a drawn "
+                 "token may turn, or one of two that are as likely."},
         {.name = "micro-batches",
          .kind = PP_OPTION_U64,
          .target = &options->micro_batches,
@@ -57,7 +58,7 @@ static size_t generate_prompt_options(struct gw_generate_options *options,
          .max = 2,
          .help = "Of --prompts: 2 computes one half of them while the other waits for nodes, which "
                  "pays where nodes are far; 1 all at once, with half the readings of the weights. "
-                 "0: 2 on a GPU, else 1. The answers are the same."},
+                 "0: 2 on a GPU, else 1. The answers are as with --parallel."},
         {.name = "system",
          .kind = PP_OPTION_TEXT,
          .target = &options->prompt.system,

@@ -380,6 +380,25 @@ static void help_version_and_checks_answer_and_end(void **state)
     expect_refusal(ARGUMENTS("--check-config", "--threads=0"), NULL, "at least 1");
 }
 
+static void help_has_each_group_once_where_its_first_option_stands(void **state)
+{
+    (void)state;
+    const struct pp_option own_table[] = {table[0], table[2], table[1], table[3]};
+    struct pp_options_spec own = spec;
+    own.options = own_table;
+    own.option_count = 4;
+    struct outcome result = parse_spec(&own, ARGUMENTS("--help"), NULL);
+    const char *order[] = {"\nMemory:\n",  "--memory-limit BYTES", "--hugepages",
+                           "\nOptions:\n", "--drain-timeout",      "--threads"};
+    const char *at = result.output;
+    for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); ++i) {
+        at = strstr(at, order[i]);
+        assert_non_null(at);
+    }
+    assert_null(strstr(at, "\nMemory:\n"));
+    drop(&result);
+}
+
 static enum pp_status check_threads(void *context)
 {
     *(uint64_t *)context = settings.threads;
@@ -512,6 +531,7 @@ int main(void)
         cmocka_unit_test(files_may_be_empty_and_hold_lists),
         cmocka_unit_test(an_option_without_default_must_be_given),
         cmocka_unit_test(help_version_and_checks_answer_and_end),
+        cmocka_unit_test(help_has_each_group_once_where_its_first_option_stands),
         cmocka_unit_test(what_the_program_knows_to_be_wrong_is_wrong_for_check_config_too),
         cmocka_unit_test(print_config_shows_values_and_sources),
         cmocka_unit_test(sizes_are_exact),
