@@ -33,7 +33,7 @@ static enum pp_status read_list(struct gw_answers *answers, const char *path)
 {
     size_t bytes, lines = 1;
     bool standard = strcmp(path, "-") == 0;
-    PP_TRY(gw_file_read(standard ? "/dev/stdin" : path, stderr, &answers->list, &bytes));
+    PP_TRY(gw_file_read(path, stderr, &answers->list, &bytes));
     for (size_t i = 0; i < bytes; i++) {
         lines += answers->list[i] == '\n' ? 1 : 0;
     }

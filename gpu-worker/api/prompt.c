@@ -19,8 +19,7 @@ enum pp_status gw_prompt_read(const struct gw_prompt_options *options, FILE *err
                               char **text_out, size_t *bytes_out)
 {
     if (options->file[0] != '\0') {
-        const char *path = strcmp(options->file, "-") == 0 ? "/dev/stdin" : options->file;
-        return gw_file_read(path, errors, text_out, bytes_out);
+        return gw_file_read(options->file, errors, text_out, bytes_out);
     }
     char *empty = calloc(1, 1);
     if (empty == NULL) {

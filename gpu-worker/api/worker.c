@@ -510,9 +510,12 @@ void gw_worker_close(struct gw_worker *worker)
 
 enum pp_status gw_file_read(const char *path, FILE *errors, char **text_out, size_t *bytes_out)
 {
-    FILE *file = fopen(path, "rb");
+    bool standard = strcmp(path, "-") == 0;
+    const char *name = standard ? "stdin" : path;
+    /* Not /dev/stdin: a socket cannot be opened by its name. */
+    FILE *file = standard ? stdin : fopen(path, "rb");
     if (file == NULL) {
-        fprintf(errors, "cannot read %s: %s\n", path, strerror(errno));
+        fprintf(errors, "cannot read %s: %s\n", name, strerror(errno));
         return PP_IO;
     }
     size_t bytes = 0, capacity = 1u << 16;
@@ -531,9 +534,11 @@ enum pp_status gw_file_read(const char *path, FILE *errors, char **text_out, siz
         text = larger;
     }
     int cause = ferror(file) != 0 ? errno : 0;
-    fclose(file);
+    if (!standard) {
+        fclose(file);
+    }
     if (cause != 0 || text == NULL) {
-        fprintf(errors, "cannot read %s: %s\n", path, cause != 0 ? strerror(cause) : "no memory");
+        fprintf(errors, "cannot read %s: %s\n", name, cause != 0 ? strerror(cause) : "no memory");
         free(text);
         return cause != 0 ? PP_IO : PP_MEMORY;
     }

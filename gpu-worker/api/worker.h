@@ -121,8 +121,8 @@ bool gw_tune_open(const struct pp_estimators *estimators);
 PP_MUST_USE enum pp_status gw_tune_check(const struct gw_worker_options *options, uint32_t open,
                                          FILE *errors, float *error_out);
 
-/* Reads a whole file. *text_out is malloc'ed, NUL-ended behind its bytes. PP_IO with a line on
- * errors that names path and cause; PP_MEMORY. */
+/* Reads a whole file; - is stdin. *text_out is malloc'ed, NUL-ended behind its bytes. PP_IO with a
+ * line on errors that names path and cause; PP_MEMORY. */
 PP_MUST_USE enum pp_status gw_file_read(const char *path, FILE *errors, char **text_out,
                                         size_t *bytes_out);
 

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import tempfile
 import unittest
@@ -117,6 +118,18 @@ class SeveralPromptsTest(unittest.TestCase):
             self.assertIn(f"== {number} of 4: ", run.text.decode())
         self.assertIn("\n3 answers; ", run.errors())
         self.assertIn("\n1 of 4 prompts have no whole answer", run.errors())
+
+    def test_a_list_is_read_from_whatever_stdin_is(self):
+        ours, theirs = socket.socketpair()
+        with ours, theirs, open(self.list, "rb") as file:
+            ours.sendall(self.list.read_bytes())
+            ours.shutdown(socket.SHUT_WR)
+            for stdin in (theirs, file):
+                done = subprocess.run([str(WORKER), "generate", "--model", MODEL, "--prompts=-",
+                                       "--max-tokens=1"], timeout=120, capture_output=True,
+                                      text=True, stdin=stdin, env=ENVIRONMENT)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertIn(f"== 4 of 4: {QUESTIONS[3]}\n", done.stdout)
 
     def test_a_list_that_cannot_be_answered_is_told_at_once(self):
         empty = self.path / "empty.txt"
