@@ -1,6 +1,6 @@
 /*
  * Steps of several sequences at once: each gets what it gets alone, whatever becomes of the others,
- * in one micro-batch or in two, and nothing is taken from the heap.
+ * in one micro-batch or in two.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,7 +10,6 @@
 #include <cmocka.h>
 
 #include "gpu-worker/engine/engine_state.h"
-#include "tests/unit/allocations.h"
 #include "tests/unit/engine_fixture.h"
 
 #define FOUR  4u
@@ -270,34 +269,8 @@ static void batches_that_make_no_sense_are_refused_and_run_nothing(void **state)
     tiny_free(&other);
 }
 
-static void steps_take_nothing_from_the_heap(void **state)
-{
-    (void)state;
-    struct tiny tiny = tiny_new(64, PP_F32);
-    struct gw_sequence *sequences[FOUR];
-    struct gw_step steps[FOUR];
-    fake = (struct gw_remote){.ack_every = 1};
-    for (uint32_t index = 0; index < FOUR; index++) {
-        sequences[index] = open_one(&tiny, index);
-    }
-    step_all(&tiny, sequences, FOUR, 0, steps);
-    assert_true(allocations_are_seen());
-    uint64_t before = atomic_load(&allocations);
-    allocations_count(true);
-    for (uint32_t i = 1; i < STEPS; i++) {
-        step_all(&tiny, sequences, FOUR, i, steps);
-    }
-    allocations_count(false);
-    assert_int_equal(atomic_load(&allocations), before);
-    for (uint32_t index = 0; index < FOUR; index++) {
-        gw_sequence_close(sequences[index]);
-    }
-    tiny_free(&tiny);
-}
-
 int main(void)
 {
-    allocations_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_of_a_few_gets_bit_for_bit_what_it_gets_alone),
         cmocka_unit_test(each_of_many_gets_the_sums_of_the_same_products),
@@ -305,7 +278,6 @@ int main(void)
         cmocka_unit_test(a_lost_node_is_recovered_from_and_the_others_go_on),
         cmocka_unit_test(what_ends_one_is_not_the_end_of_the_others),
         cmocka_unit_test(batches_that_make_no_sense_are_refused_and_run_nothing),
-        cmocka_unit_test(steps_take_nothing_from_the_heap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

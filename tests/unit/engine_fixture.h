@@ -518,7 +518,8 @@ static void tiny_free(struct tiny *tiny)
     gguf_build_free(&tiny->build);
 }
 
-static struct gw_sequence *open_kept(struct tiny *tiny, struct gw_remote *remote, uint32_t kept)
+static inline struct gw_sequence *open_kept(struct tiny *tiny, struct gw_remote *remote,
+                                            uint32_t kept)
 {
     struct gw_sequence *sequence;
     struct gw_sequence_options options = {.remote = remote,
