@@ -22,19 +22,7 @@ static float logits[FOUR][VOCAB];
 
 static struct gw_sequence *open_one(struct tiny *tiny, uint32_t index)
 {
-    struct gw_sequence *sequence;
-    bool estimated = index == 1;
-    struct gw_sequence_options options = {.remote = index == 2 ? NULL : &fake,
-                                          .estimator = {.kind = estimated ? PP_SKETCH : PP_EXACT},
-                                          .errors = estimated,
-                                          .step_seed = index,
-                                          .tokens_expected = prompts[index] + STEPS};
-    options.estimator.target_error = estimated ? 0.5f : 0.0f;
-    assert_int_equal(gw_sequence_open(tiny->engine, &options, &sequence), PP_OK);
-    assert_int_equal(
-        gw_sequence_prefill(sequence, tiny->ids + index, prompts[index], 0, NULL, NULL, NULL),
-        PP_OK);
-    return sequence;
+    return open_of_batch(tiny, index, prompts[index], STEPS);
 }
 
 static void step_all(struct tiny *tiny, struct gw_sequence **sequences, uint32_t step)

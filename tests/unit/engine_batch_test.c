@@ -21,22 +21,9 @@ static const uint32_t prompts[GW_BATCH_MAX] = {300, 68, 1,  420, 150, 77, 500, 6
 
 static float alone[GW_BATCH_MAX][STEPS + 1][VOCAB], together[GW_BATCH_MAX][STEPS + 1][VOCAB];
 
-/* The second and every fourth then are attended with a target and errors; the third here only. */
 static struct gw_sequence *open_one(struct tiny *tiny, uint32_t index)
 {
-    struct gw_sequence *sequence;
-    bool estimated = index % 4 == 1;
-    struct gw_sequence_options options = {.remote = index == 2 ? NULL : &fake,
-                                          .estimator = {.kind = estimated ? PP_SKETCH : PP_EXACT},
-                                          .errors = estimated,
-                                          .step_seed = index,
-                                          .tokens_expected = prompts[index] + STEPS};
-    options.estimator.target_error = estimated ? 0.5f : 0.0f;
-    assert_int_equal(gw_sequence_open(tiny->engine, &options, &sequence), PP_OK);
-    assert_int_equal(
-        gw_sequence_prefill(sequence, tiny->ids + index, prompts[index], 0, NULL, NULL, NULL),
-        PP_OK);
-    return sequence;
+    return open_of_batch(tiny, index, prompts[index], STEPS);
 }
 
 static uint32_t token_of(const struct tiny *tiny, uint32_t index, uint32_t step)

@@ -541,4 +541,23 @@ static inline double largest_difference(const float *a, const float *b, uint32_t
     return most;
 }
 
+/* One of a batch, its prompt of so many tokens from ids[index] on. The second and every fourth then
+ * are attended with a target and errors; the third is here only. */
+static inline struct gw_sequence *open_of_batch(struct tiny *tiny, uint32_t index, uint32_t prompt,
+                                                uint32_t steps)
+{
+    struct gw_sequence *sequence;
+    bool estimated = index % 4 == 1;
+    struct gw_sequence_options options = {.remote = index == 2 ? NULL : &fake,
+                                          .estimator = {.kind = estimated ? PP_SKETCH : PP_EXACT},
+                                          .errors = estimated,
+                                          .step_seed = index,
+                                          .tokens_expected = prompt + steps};
+    options.estimator.target_error = estimated ? 0.5f : 0.0f;
+    assert_int_equal(gw_sequence_open(tiny->engine, &options, &sequence), PP_OK);
+    assert_int_equal(gw_sequence_prefill(sequence, tiny->ids + index, prompt, 0, NULL, NULL, NULL),
+                     PP_OK);
+    return sequence;
+}
+
 #endif
